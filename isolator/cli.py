@@ -1,0 +1,93 @@
+"""The command line: one verb a function, its work imported only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated, NoReturn
+
+import typer
+
+from isolator import __version__
+from isolator.errors import IsolatorError
+
+app = typer.Typer(
+    name="isolator",
+    help="GPU-memory quotas for containers that share a GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Gpu(StrEnum):
+    """Which GPU the demo runs on."""
+
+    SIM = "sim"
+    REAL = "real"
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """GPU-memory quotas for containers that share a GPU."""
+
+
+@app.command()
+def libpath(
+    arch: Annotated[
+        str | None,
+        typer.Option(help="x86_64 (amd64) or aarch64 (arm64); this machine's by default."),
+    ] = None,
+) -> None:
+    """Print the path of libvgpu.so."""
+    from isolator.libpath import library
+
+    print(library(arch))
+
+
+@app.command()
+def demo(
+    gpu: Annotated[Gpu, typer.Option(help="The simulated GPU, or a real one.")] = Gpu.SIM,
+    limit: Annotated[str, typer.Option(help="Quota of each tenant.")] = "4147m",
+) -> None:
+    """Run two tenants on one GPU and show that each is held to its quota."""
+    from isolator.demo import run
+
+    raise typer.Exit(run(gpu.value, limit))
+
+
+def _fail(message: object, status: int) -> NoReturn:
+    if str(message):  # help shown in place of a missing verb carries none
+        print(f"isolator: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line; an error is one line on standard error and an exit status."""
+    try:
+        status = app(arguments, standalone_mode=False)
+    except IsolatorError as error:
+        _fail(error, error.exit_status)
+    except typer.Abort:
+        _fail("interrupted", 130)
+    except Exception as error:
+        show = getattr(error, "format_message", None)
+        if show is None:
+            raise
+        _fail(show(), getattr(error, "exit_code", 2))
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Every name that users, KAI Scheduler, HAMi's monitor and the chart know us by.
+
+A name of the contract is written here and nowhere else in Python; the chart's copies are tested against this file.
+Defaults that a chart value can change are called DEFAULT_*.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# ---- Pod annotations and labels that say which pod and which container ----------------------------------------
+
+ANNOTATION_FRACTION: Final = "gpu-fraction"
+"""KAI: share of one GPU, a number in (0, 1). Its presence alone makes a fraction pod."""
+ANNOTATION_MEMORY: Final = "gpu-memory"
+"""KAI: MiB of one GPU, no unit. Its presence alone makes a fraction pod."""
+TRIGGER_ANNOTATIONS: Final = (ANNOTATION_FRACTION, ANNOTATION_MEMORY)
+ANNOTATION_CONTAINER: Final = "gpu-fraction-container-name"
+"""KAI: the one container that gets the GPU; init containers are searched first, spec.containers[0] without it."""
+ANNOTATION_DEVICES: Final = "gpu-fraction-num-devices"
+"""KAI: number of devices that the fraction is taken from."""
+NVFRACTIONS_PREFIX: Final = "nvidia.com/container."
+NVFRACTIONS_REQUEST: Final = ".gpu-memory.request"
+NVFRACTIONS_LIMIT: Final = ".gpu-memory.limit"
+"""KAI 0.18: nvidia.com/container.<name>.gpu-memory.request and .limit; does not tell the sharing mode."""
+ANNOTATION_CONFIGMAP: Final = "runai/shared-gpu-configmap"
+"""KAI: prefix of its ConfigMaps; <prefix>-<index>, or <prefix>-i<index> for an init container. Never ours to write."""
+ANNOTATION_INJECT: Final = "kai-resource-isolator.io/inject"
+"""Opt-out of a pod: "false", in any case of letters."""
+LABEL_WEBHOOK: Final = "kai-resource-isolator.io/webhook"
+"""Opt-out of a namespace or pod: "ignore"."""
+LABEL_WEBHOOK_IGNORE: Final = "ignore"
+
+# ---- Environment of a tenant: what KAI or HAMi sets and the library reads -------------------------------------
+
+ENV_MEMORY_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"
+"""Limit of every device; written by KAI's binder through a ConfigMap. With `_<i>` appended: of device i alone."""
+ENV_MEMORY_LIMIT_INDEXED: Final = "CUDA_DEVICE_MEMORY_LIMIT_{index}"
+ENV_SHARED_CACHE: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+"""Absolute path of the region file."""
+ENV_SM_LIMIT: Final = "CUDA_DEVICE_SM_LIMIT"
+"""Compute share in percent: recorded and exported, not enforced yet."""
+ENV_SM_LIMIT_INDEXED: Final = "CUDA_DEVICE_SM_LIMIT_{index}"
+ENV_LOG_LEVEL: Final = "LIBCUDA_LOG_LEVEL"
+"""0 silent, 1 errors, 2 warnings (default), 3 information, 4 debug."""
+ENV_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+ENV_NVIDIA_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+"""KAI: the reserved GPUs, by UUID or CDI name. Never ours to write."""
+ENV_GPU_PORTION: Final = "GPU_PORTION"
+ENV_NUM_OF_GPUS: Final = "RUNAI_NUM_OF_GPUS"
+"""KAI: the portion as "%.2f", twice. Never ours to write."""
+ENV_DISABLE_CONTROL: Final = "CUDA_DISABLE_CONTROL"
+"""A true value in the target's own environment is the pod's opt-out."""
+KAI_ENV: Final = (ENV_MEMORY_LIMIT, ENV_NVIDIA_VISIBLE_DEVICES, ENV_GPU_PORTION, ENV_NUM_OF_GPUS)
+
+# ---- Environment of a tenant: what the webhook sets -----------------------------------------------------------
+
+ENV_ENFORCE: Final = "ISOLATOR_ENFORCE"
+ENFORCE_REQUIRED: Final = "required"
+"""ISOLATOR_ENFORCE=required: without a usable limit the driver does not start."""
+ENV_ISOLATOR_POD_UID: Final = "ISOLATOR_POD_UID"
+"""The pod's UID for subPathExpr; always overwritten, because POD_UID may be the tenant's own."""
+ENV_POD_UID: Final = "POD_UID"
+ENV_CONTAINER_NAME: Final = "CONTAINER_NAME"
+ENV_CONTAINER_VGPU_MOUNT: Final = "CONTAINER_VGPU_MOUNT"
+"""Set by releases 1.0 and 1.1: <mount>/containers/<POD_UID>_<CONTAINER_NAME>/usage.cache is the region file."""
+
+# ---- Paths ----------------------------------------------------------------------------------------------------
+
+DEFAULT_VGPU_MOUNT: Final = "/usr/local/vgpu"
+"""<mount>: the same folder on the host and in the container (chart value paths.containerVgpuMount)."""
+LIBRARY_FILE: Final = "libvgpu.so"
+"""<mount>/libvgpu.so, the soname as well."""
+LIMIT_DIRECTORY: Final = "limit"
+LIMIT_FILE: Final = f"{LIMIT_DIRECTORY}/{ENV_MEMORY_LIMIT}"
+"""<mount>/limit/CUDA_DEVICE_MEMORY_LIMIT: the limit, where it is a read-only mount of its own."""
+CONTAINERS_DIRECTORY: Final = "containers"
+"""<mount>/containers: on the host one <podUID>_<container> folder a container, in the container its own folder."""
+CACHE_FILE: Final = "usage.cache"
+"""The region file of one container."""
+CACHE_SUFFIX: Final = ".cache"
+"""HAMi names a region file <random uuid>.cache."""
+PRELOAD_FILE: Final = "/etc/ld.so.preload"
+PRELOAD_KEY: Final = "ld.so.preload"
+"""Key of the preload ConfigMap and the file's name on the host."""
+VGPULOCK_DIRECTORY: Final = "/tmp/vgpulock"
+FALLBACK_CACHE: Final = "/tmp/cudevshr.cache"
+"""Where HAMi-core keeps the region when no variable names it."""
+
+# ---- Objects in the cluster -----------------------------------------------------------------------------------
+
+RELEASE: Final = "kai-resource-isolator"
+WEBHOOK_CONFIGURATION: Final = "kai-resource-isolator-mutating"
+"""KAI's end-to-end suite skips itself where this MutatingWebhookConfiguration is absent."""
+WEBHOOK_NAME: Final = "vgpu.lib.kai-resource-isolator.io"
+WEBHOOK_PATH: Final = "/mutate"
+VOLUME_VGPU: Final = "kai-resource-isolator-vgpu"
+VOLUME_CONTAINERS: Final = "kai-resource-isolator-containers"
+VOLUME_VGPULOCK: Final = "kai-resource-isolator-vgpulock"
+COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+COMPONENT_WEBHOOK: Final = "kai-webhook"
+COMPONENT_LIBSYNC: Final = "kai-libsync"
+COMPONENT_MONITOR: Final = "kai-vgpu-monitor"
+KAI_NAMESPACE: Final = "kai-scheduler"
+RESERVATION_NAMESPACE: Final = "kai-resource-reservation"
+"""Pods here hold a whole GPU for its tenants and are never touched."""
+NODE_LABEL_GPU: Final = "nvidia.com/gpu.present"
+NODE_LABEL_GPU_MEMORY: Final = "nvidia.com/gpu.memory"
+"""MiB of a node's GPU; KAI computes the limit from it."""
+
+# ---- Ports and metrics ----------------------------------------------------------------------------------------
+
+WEBHOOK_PORT: Final = 8443
+MONITOR_PORT: Final = 9394
+METRICS_PATH: Final = "/metrics"
+HEALTH_PATH: Final = "/healthz"
+METRIC_PREFIX_VGPU: Final = "hami_vgpu_"
+METRIC_PREFIX_CONTAINER: Final = "hami_container_"
+METRIC_PREFIX_HOST: Final = "hami_host_gpu_"
+METRIC_PREFIX_OWN: Final = "kai_isolator_"
+"""HAMi's names for what its dashboards show, an own prefix for our own health."""
+METRIC_LABELS: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")

@@ -13,30 +13,74 @@ SETUP := $(VENV)/.setup
 # Any Python from 3.11 on that starts; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BUILD_REQUIRES = $$($(PY) -c 'import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
 
-.PHONY: help setup build demo test lint bench test-gpu sanitize fuzz clean
+C_FILES = $(wildcard native/*/*.c native/*/*.h)
+TOOLS = gcc libc6-dev binutils debootstrap qemu-user-static
+PY_FILES = $(wildcard isolator/*.py isolator/*/*.py native/*.py)
+
+.PHONY: help setup tools build demo test test-gpu bench sanitize fuzz lint format clean
 
 help: ## list these targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-9s %s\n", $$1, $$2 }'
 
-$(SETUP): pyproject.toml setup.py
+tools:
+	@.ci/tools $(TOOLS)
+
+$(SETUP): pyproject.toml
+	@.ci/tools $(TOOLS)
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed (set PYTHON=...)" >&2; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install -q $$($(PY) -c 'import tomllib; print(*(f"\"{r}\"" for r in \
-		tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]))' | xargs -n1 | tr '\n' ' ')
+	@$(PY) -m pip install -q $(BUILD_REQUIRES)
 	@$(PY) -m pip install -q --no-build-isolation -e '.[dev]'
 	@touch $@
 
-setup: $(SETUP) build ## make .venv, install the tools and build everything in place
+setup: tools build ## make .venv, install the tools and build everything in place
 
 build: $(SETUP) ## rebuild what changed: libvgpu.so, the simulated GPU, the extension
 	@$(PY) -W ignore setup.py -q build_ext --inplace
 
-demo: build ## two tenants on one simulated GPU, each held to its quota
+demo: build ## two tenants on one simulated GPU, each held to its quota (ARGS="--gpu real")
 	@$(VENV)/bin/isolator demo $(ARGS)
 
-test: build ## unit and native tests, on the simulated GPU
+test: build ## unit and native tests, on the simulated GPU (ARGS="-k name")
 	@$(PY) -m pytest -q -n 2 tests/unit tests/native $(ARGS)
+
+# Needs only a built library, pytest and, for some tests, torch: no .venv, no network.
+# The settings of pyproject.toml are left out because they ask for plugins that such a machine lacks.
+test-gpu: ## tests on a real GPU with the system's python3 (LIBVGPU=path, else the library built here)
+	@LIBVGPU="$${LIBVGPU:-$(CURDIR)/isolator/lib/$$(uname -m)/libvgpu.so}" PYTHONPATH="$(CURDIR)" \
+		python3 -m pytest -c /dev/null --rootdir "$(CURDIR)" -p no:cacheprovider -ra tests/gpu $(ARGS)
+
+bench: build ## what a call costs, bare against shimmed
+	@$(PY) bench/bench.py $(ARGS)
+
+sanitize: build ## core, shim and simulated GPU under ASan, UBSan and TSan
+	@.ci/tools clang
+	@tests/sanitize/run $(ARGS)
+
+fuzz: build ## libFuzzer on the region and the limit parser
+	@.ci/tools clang
+	@tests/fuzz/run $(ARGS)
+
+lint: $(SETUP) ## ruff, mypy, import-linter, clang-format, include floors, file budgets
+	@$(VENV)/bin/ruff check -q .
+	@$(VENV)/bin/ruff format -q --check .
+	@$(VENV)/bin/mypy --no-error-summary
+	@$(VENV)/bin/lint-imports --no-logo >/dev/null || $(VENV)/bin/lint-imports --no-logo
+	@test -z "$(C_FILES)" || $(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
+	@! grep -n 'include.*\(gpu_abi\|hooks\|shim/\)' native/core/* || { echo "lint: core includes the shim" >&2; exit 1; }
+	@! grep -rln 'include.*gpu_abi\.h' --include='*.[chS]' . | grep -v '^./native/\(shim\|simgpu\)/' \
+		|| { echo "lint: gpu_abi.h is for native/shim and native/simgpu alone" >&2; exit 1; }
+	@wc -l $(C_FILES) | awk '$$2 != "total" && $$1 > 600 { print "lint: " $$2 " has " $$1 " lines, 600 allowed"; bad = 1 } \
+		END { exit bad }' >&2
+	@wc -l $(PY_FILES) | awk '$$2 != "total" && $$1 > 300 { print "lint: " $$2 " has " $$1 " lines, 300 allowed"; bad = 1 } \
+		END { exit bad }' >&2
+
+format: $(SETUP) ## put Python and C into the project's format
+	@$(VENV)/bin/ruff check -q --fix-only . ; $(VENV)/bin/ruff format -q .
+	@test -z "$(C_FILES)" || $(VENV)/bin/clang-format -i $(C_FILES)
 
 clean: ## remove everything that was built, .venv included
 	@rm -rf $(VENV) build dist isolator/lib isolator/sim isolator/_core*.so *.egg-info

@@ -1,5 +1,7 @@
-"""The only build: libvgpu.so, the simulated GPU and the cffi extension (what and how: native/cffi_build.py)."""
+"""The only build: libvgpu.so, the simulated GPU and the cffi extension (see native/cffi_build.py)."""
 
+import contextlib
+import io
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "native"))
 
-import cffi_build  # noqa: E402
+import cffi_build
 
 
 class BuildNative(build_ext):
@@ -24,9 +26,13 @@ class BuildNative(build_ext):
             sys.exit("\n".join(errors))
 
 
+# cffi reports on standard output, which belongs to the build front end.
+with contextlib.redirect_stdout(io.StringIO()):
+    extension = cffi_build.ffibuilder().distutils_extension("build/cffi", verbose=False)
+
 setup(
     version=cffi_build.version(),
-    ext_modules=[cffi_build.ffibuilder().distutils_extension(str(Path("build") / "cffi"), verbose=False)],
+    ext_modules=[extension],
     cmdclass={"build_ext": BuildNative},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

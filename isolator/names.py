@@ -1,14 +1,14 @@
 """Every name that users, KAI Scheduler, HAMi's monitor and the chart know us by.
 
-A name of the contract is written here and nowhere else in Python; the chart's copies are tested against this file.
-Defaults that a chart value can change are called DEFAULT_*.
+A name of the contract is written here and nowhere else in Python; the chart's copies are tested against
+this file. Defaults that a chart value can change are called DEFAULT_*.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# ---- Pod annotations and labels that say which pod and which container ----------------------------------------
+# ---- Pod annotations and labels that say which pod and which container ---------------------------
 
 ANNOTATION_FRACTION: Final = "gpu-fraction"
 """KAI: share of one GPU, a number in (0, 1). Its presence alone makes a fraction pod."""
@@ -16,7 +16,7 @@ ANNOTATION_MEMORY: Final = "gpu-memory"
 """KAI: MiB of one GPU, no unit. Its presence alone makes a fraction pod."""
 TRIGGER_ANNOTATIONS: Final = (ANNOTATION_FRACTION, ANNOTATION_MEMORY)
 ANNOTATION_CONTAINER: Final = "gpu-fraction-container-name"
-"""KAI: the one container that gets the GPU; init containers are searched first, spec.containers[0] without it."""
+"""KAI: the one container that gets the GPU, init containers first; spec.containers[0] without it."""
 ANNOTATION_DEVICES: Final = "gpu-fraction-num-devices"
 """KAI: number of devices that the fraction is taken from."""
 NVFRACTIONS_PREFIX: Final = "nvidia.com/container."
@@ -24,17 +24,17 @@ NVFRACTIONS_REQUEST: Final = ".gpu-memory.request"
 NVFRACTIONS_LIMIT: Final = ".gpu-memory.limit"
 """KAI 0.18: nvidia.com/container.<name>.gpu-memory.request and .limit; does not tell the sharing mode."""
 ANNOTATION_CONFIGMAP: Final = "runai/shared-gpu-configmap"
-"""KAI: prefix of its ConfigMaps; <prefix>-<index>, or <prefix>-i<index> for an init container. Never ours to write."""
+"""KAI: prefix of its ConfigMaps: <prefix>-<index>; -i<index> for an init container. Not ours to write."""
 ANNOTATION_INJECT: Final = "kai-resource-isolator.io/inject"
 """Opt-out of a pod: "false", in any case of letters."""
 LABEL_WEBHOOK: Final = "kai-resource-isolator.io/webhook"
 """Opt-out of a namespace or pod: "ignore"."""
 LABEL_WEBHOOK_IGNORE: Final = "ignore"
 
-# ---- Environment of a tenant: what KAI or HAMi sets and the library reads -------------------------------------
+# ---- Environment of a tenant: what KAI or HAMi sets and the library reads ------------------------
 
 ENV_MEMORY_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"
-"""Limit of every device; written by KAI's binder through a ConfigMap. With `_<i>` appended: of device i alone."""
+"""Limit of every device; written by KAI's binder through a ConfigMap. With `_<i>`: of device i alone."""
 ENV_MEMORY_LIMIT_INDEXED: Final = "CUDA_DEVICE_MEMORY_LIMIT_{index}"
 ENV_SHARED_CACHE: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 """Absolute path of the region file."""
@@ -53,7 +53,7 @@ ENV_DISABLE_CONTROL: Final = "CUDA_DISABLE_CONTROL"
 """A true value in the target's own environment is the pod's opt-out."""
 KAI_ENV: Final = (ENV_MEMORY_LIMIT, ENV_NVIDIA_VISIBLE_DEVICES, ENV_GPU_PORTION, ENV_NUM_OF_GPUS)
 
-# ---- Environment of a tenant: what the webhook sets -----------------------------------------------------------
+# ---- Environment of a tenant: what the webhook sets ----------------------------------------------
 
 ENV_ENFORCE: Final = "ISOLATOR_ENFORCE"
 ENFORCE_REQUIRED: Final = "required"
@@ -63,9 +63,9 @@ ENV_ISOLATOR_POD_UID: Final = "ISOLATOR_POD_UID"
 ENV_POD_UID: Final = "POD_UID"
 ENV_CONTAINER_NAME: Final = "CONTAINER_NAME"
 ENV_CONTAINER_VGPU_MOUNT: Final = "CONTAINER_VGPU_MOUNT"
-"""Set by releases 1.0 and 1.1: <mount>/containers/<POD_UID>_<CONTAINER_NAME>/usage.cache is the region file."""
+"""Releases 1.0 and 1.1: the region is <mount>/containers/<POD_UID>_<CONTAINER_NAME>/usage.cache."""
 
-# ---- Paths ----------------------------------------------------------------------------------------------------
+# ---- Paths ---------------------------------------------------------------------------------------
 
 DEFAULT_VGPU_MOUNT: Final = "/usr/local/vgpu"
 """<mount>: the same folder on the host and in the container (chart value paths.containerVgpuMount)."""
@@ -75,7 +75,7 @@ LIMIT_DIRECTORY: Final = "limit"
 LIMIT_FILE: Final = f"{LIMIT_DIRECTORY}/{ENV_MEMORY_LIMIT}"
 """<mount>/limit/CUDA_DEVICE_MEMORY_LIMIT: the limit, where it is a read-only mount of its own."""
 CONTAINERS_DIRECTORY: Final = "containers"
-"""<mount>/containers: on the host one <podUID>_<container> folder a container, in the container its own folder."""
+"""<mount>/containers: on the host a <podUID>_<container> folder each, in the container its own alone."""
 CACHE_FILE: Final = "usage.cache"
 """The region file of one container."""
 CACHE_SUFFIX: Final = ".cache"
@@ -87,7 +87,7 @@ VGPULOCK_DIRECTORY: Final = "/tmp/vgpulock"
 FALLBACK_CACHE: Final = "/tmp/cudevshr.cache"
 """Where HAMi-core keeps the region when no variable names it."""
 
-# ---- Objects in the cluster -----------------------------------------------------------------------------------
+# ---- Objects in the cluster ----------------------------------------------------------------------
 
 RELEASE: Final = "kai-resource-isolator"
 WEBHOOK_CONFIGURATION: Final = "kai-resource-isolator-mutating"
@@ -108,7 +108,7 @@ NODE_LABEL_GPU: Final = "nvidia.com/gpu.present"
 NODE_LABEL_GPU_MEMORY: Final = "nvidia.com/gpu.memory"
 """MiB of a node's GPU; KAI computes the limit from it."""
 
-# ---- Ports and metrics ----------------------------------------------------------------------------------------
+# ---- Ports and metrics ---------------------------------------------------------------------------
 
 WEBHOOK_PORT: Final = 8443
 MONITOR_PORT: Final = 9394

@@ -6,8 +6,8 @@ Three products come from here:
 * ``isolator/sim/``, the simulated GPU, by zig for the architecture of this machine;
 * ``isolator._core``, the cffi extension, by the compiler of this machine.
 
-``setup.py`` calls it. An object is compiled again only when its command or a file it includes changed, and results are
-put in place by rename: running programs keep the file they have mapped.
+``setup.py`` calls it. An object is compiled again only when its command or a file it includes changed, and
+results are put in place by rename: running programs keep the file they have mapped.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SYSTEM = ["-ldl", "-lpthread", "-lrt"]
 
 
 class BuildError(Exception):
-    """A product could not be built; the message is one line a person can act on, or the compiler's own words."""
+    """A product could not be built; says what to do in one line, or what the compiler said."""
 
 
 @dataclass(frozen=True)
@@ -117,18 +117,16 @@ def products(only: str = "") -> list[Product]:
     stated = f'-DISOLATOR_VERSION="{version()}"'
     include = [f"-I{NATIVE / 'core'}", f"-I{NATIVE / 'shim'}"]
     flags = [*COMMON, *WARNINGS, *include, stated]
-    listed = [
-        Product(f"lib/{arch}/libvgpu.so", arch, CORE_SOURCES + SHIM_SOURCES if SHIM_SOURCES else [], flags, "libvgpu.so")
-        for arch in ARCHITECTURES
-    ]
+    shim = [*CORE_SOURCES, *SHIM_SOURCES] if SHIM_SOURCES else []
+    listed = [Product(f"lib/{arch}/libvgpu.so", arch, shim, flags, "libvgpu.so") for arch in ARCHITECTURES]
     if any(SIM_SOURCES.values()) and "sim/".startswith(only[:4]):
         headers, versions = _vendor_include()
         sim = [*COMMON, *SIM_WARNINGS, *include, f"-I{NATIVE / 'simgpu'}", "-isystem", str(headers)]
         sim += [stated, f'-DSIM_HEADERS="{versions}"']
-        host = host_arch()
+        host, cuda = host_arch(), SIM_SOURCES["cuda"]
         listed += [
-            Product("sim/libcuda.so.1", host, SIM_SOURCES["cuda"], sim, "libcuda.so.1"),
-            Product("sim/old/libcuda.so.1", host, SIM_SOURCES["cuda"], [*sim, "-DSIM_OLD_DRIVER"], "libcuda.so.1"),
+            Product("sim/libcuda.so.1", host, cuda, sim, "libcuda.so.1"),
+            Product("sim/old/libcuda.so.1", host, cuda, [*sim, "-DSIM_OLD_DRIVER"], "libcuda.so.1"),
             Product("sim/libnvidia-ml.so.1", host, SIM_SOURCES["nvml"], sim, "libnvidia-ml.so.1"),
             Product("sim/nvidia-smi", host, SIM_SOURCES["smi"], sim),
         ]
@@ -165,9 +163,10 @@ def _compile(product: Product, source: Path) -> Path:
     obj = product.work / f"{source.parent.name}_{source.name}.o"
     depfile, stamp = obj.with_suffix(".d"), obj.with_suffix(".key")
     command = [*_zig(product.arch), *product.flags, "-c", str(source.relative_to(ROOT)), "-o", str(obj)]
-    if obj.is_file() and stamp.is_file() and depfile.is_file():
-        if stamp.read_text() == _digest(command, _included(depfile)):
-            return obj
+    if all(path.is_file() for path in (obj, stamp, depfile)) and (
+        stamp.read_text() == _digest(command, _included(depfile))
+    ):
+        return obj
     obj.parent.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
     dependencies = [] if source.suffix == ".S" else ["-MMD", "-MF", str(depfile)]
@@ -193,9 +192,8 @@ def _link(product: Product, objects: list[Path]) -> Path:
 
 def _place(built: Path, target: Path) -> None:
     """Put `built` at `target` by rename, unless it is there already."""
-    if target.is_file() and target.stat().st_size == built.stat().st_size:
-        if target.read_bytes() == built.read_bytes():
-            return
+    if target.is_file() and target.read_bytes() == built.read_bytes():
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copyfile(built, fresh)

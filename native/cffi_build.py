@@ -115,13 +115,13 @@ def _vendor_include() -> tuple[Path, str]:
 def products(only: str = "") -> list[Product]:
     """Everything zig builds; `only` keeps the outputs that start with it."""
     stated = f'-DISOLATOR_VERSION="{version()}"'
-    include = [f"-I{NATIVE / 'core'}", f"-I{NATIVE / 'shim'}"]
+    include = ["-Inative/core", "-Inative/shim"]
     flags = [*COMMON, *WARNINGS, *include, stated]
     shim = [*CORE_SOURCES, *SHIM_SOURCES] if SHIM_SOURCES else []
     listed = [Product(f"lib/{arch}/libvgpu.so", arch, shim, flags, "libvgpu.so") for arch in ARCHITECTURES]
     if any(SIM_SOURCES.values()) and "sim/".startswith(only[:4]):
         headers, versions = _vendor_include()
-        sim = [*COMMON, *SIM_WARNINGS, *include, f"-I{NATIVE / 'simgpu'}", "-isystem", str(headers)]
+        sim = [*COMMON, *SIM_WARNINGS, *include, "-Inative/simgpu", "-isystem", str(headers)]
         sim += [stated, f'-DSIM_HEADERS="{versions}"']
         host, cuda = host_arch(), SIM_SOURCES["cuda"]
         listed += [
@@ -153,6 +153,11 @@ def _digest(command: list[str], files: list[Path]) -> str:
     return known.hexdigest()
 
 
+def _name(path: Path) -> str:
+    """A path as commands carry it, the same in every checkout."""
+    return str(path.relative_to(ROOT))
+
+
 def _included(depfile: Path) -> list[Path]:
     """The files a depfile (`object: source header...`) names, system headers left out by -MMD."""
     words = depfile.read_text().replace("\\\n", " ").split()[1:]
@@ -162,17 +167,14 @@ def _included(depfile: Path) -> list[Path]:
 def _compile(product: Product, source: Path) -> Path:
     obj = product.work / f"{source.parent.name}_{source.name}.o"
     depfile, stamp = obj.with_suffix(".d"), obj.with_suffix(".key")
-    command = [*_zig(product.arch), *product.flags, "-c", str(source.relative_to(ROOT)), "-o", str(obj)]
+    command = [*_zig(product.arch), *product.flags, "-c", _name(source), "-o", _name(obj)]
     if all(path.is_file() for path in (obj, stamp, depfile)) and (
         stamp.read_text() == _digest(command, _included(depfile))
     ):
         return obj
     obj.parent.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
-    dependencies = [] if source.suffix == ".S" else ["-MMD", "-MF", str(depfile)]
-    _run([*command, *dependencies])
-    if not dependencies:
-        depfile.write_text(f"{obj}: {source.relative_to(ROOT)}\n")
+    _run([*command, "-MMD", "-MF", _name(depfile)])
     stamp.write_text(_digest(command, _included(depfile)))
     return obj
 
@@ -181,7 +183,7 @@ def _link(product: Product, objects: list[Path]) -> Path:
     result = product.work / Path(product.output).name
     stamp = product.work / "link.key"
     shape = ["-shared", f"-Wl,-soname,{product.soname}"] if product.soname else []
-    command = [*_zig(product.arch), *shape, *LINK, *map(str, objects), "-o", str(result), *SYSTEM]
+    command = [*_zig(product.arch), *shape, *LINK, *map(_name, objects), "-o", _name(result), *SYSTEM]
     key = _digest(command, objects)
     if not (result.is_file() and stamp.is_file() and stamp.read_text() == key):
         stamp.unlink(missing_ok=True)
@@ -243,9 +245,9 @@ def ffibuilder() -> FFI:
     ffi.set_source(
         "isolator._core",
         "\n".join(f'#include "{path.name}"' for path in CDEF_HEADERS if path.is_file()),
-        sources=[str(path.relative_to(ROOT)) for path in CORE_SOURCES],
-        depends=[str(path.relative_to(ROOT)) for path in [*_glob("core/*.h"), Path(__file__)]],
-        include_dirs=[str((NATIVE / "core").relative_to(ROOT))],
+        sources=[_name(path) for path in CORE_SOURCES],
+        depends=[_name(path) for path in [*_glob("core/*.h"), Path(__file__).resolve()]],
+        include_dirs=["native/core"],
         define_macros=[("ISOLATOR_VERSION", f'"{version()}"'), ("Py_LIMITED_API", "0x030b0000")],
         py_limited_api=True,
         extra_compile_args=["-O2", "-std=gnu11", "-fvisibility=hidden"],

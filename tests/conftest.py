@@ -57,8 +57,8 @@ def sim_dir() -> Path:
 def sim_env(tmp_path: Path, sim_dir: Path, libvgpu: Path) -> SimEnv:
     """Makes environments on one simulated machine of this test.
 
-    `sim_env(preload=True, limit="4147m", SIMGPU_MODEL="H200")`: environments of one test share the GPU's state
-    and, with `preload`, the region file `tmp_path/usage.cache`. A variable given as None is left out.
+    `sim_env(preload=True, limit="4147m", SIMGPU_MODEL="H200")`: environments of one test share the GPU's
+    state and, with `preload`, the region file `tmp_path/usage.cache`. A variable given as None is left out.
     """
 
     def make(*, preload: bool = False, limit: str | None = None, **more: str | None) -> dict[str, str]:

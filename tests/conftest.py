@@ -44,6 +44,8 @@ def _built(path: Path) -> Path:
 def libvgpu() -> Path:
     """The library of this machine's architecture; $LIBVGPU names another one."""
     named = os.environ.get("LIBVGPU")
+    if named and not Path(named).is_file():
+        pytest.fail(f"LIBVGPU={named}: no such file")
     return Path(named) if named else _built(PACKAGE / "lib" / platform.machine() / "libvgpu.so")
 
 

@@ -1,0 +1,227 @@
+#include "process.h"
+
+/* Allocations at an address: plain, pitched, managed; and their frees. */
+
+#define NO_MEMORY CUDA_ERROR_OUT_OF_MEMORY
+
+/* The driver answers a bad request itself: a refusal must not hide INVALID_VALUE. */
+static bool is_bad(const void *out, uint64_t bytes)
+{
+    return !out || bytes == 0;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+{
+    NEED_CUDA(cuMemAlloc_v2);
+    struct process *process = enter();
+    struct allocation a;
+    if (!process || is_bad(dptr, bytesize))
+        return real.cuMemAlloc_v2(dptr, bytesize);
+    CUdeviceptr address = 0;
+    CUresult result = allocation_begin(&a, process, bytesize);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUresult granted = CALL_REAL(cuMemAlloc_v2, &address, bytesize);
+    result = allocation_end(&a, granted, address, bytesize);
+    if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS)
+        (void)CALL_REAL(cuMemFree_v2, address);
+    if (result == CUDA_SUCCESS)
+        *dptr = address;
+    return result;
+}
+
+CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
+{
+    NEED_CUDA(cuMemAlloc);
+    struct process *process = enter();
+    struct allocation a;
+    if (!process || is_bad(dptr, bytesize))
+        return real.cuMemAlloc(dptr, bytesize);
+    CUdeviceptr_v1 address = 0;
+    CUresult result = allocation_begin(&a, process, bytesize);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUresult granted = CALL_REAL(cuMemAlloc, &address, bytesize);
+    result = allocation_end(&a, granted, address, bytesize);
+    if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS)
+        (void)CALL_REAL(cuMemFree, address);
+    if (result == CUDA_SUCCESS)
+        *dptr = address;
+    return result;
+}
+
+/* Rows are aligned to this at least; the driver says the real pitch afterwards. */
+#define PITCH_ALIGNMENT 512
+
+static uint64_t pitched(uint64_t width, uint64_t height)
+{
+    uint64_t pitch = (width + PITCH_ALIGNMENT - 1) / PITCH_ALIGNMENT * PITCH_ALIGNMENT, bytes;
+    return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : bytes;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
+                            unsigned int ElementSizeBytes)
+{
+    NEED_CUDA(cuMemAllocPitch_v2);
+    struct process *process = enter();
+    struct allocation a;
+    uint64_t estimate = pitched(WidthInBytes, Height);
+    if (!process || !pPitch || is_bad(dptr, estimate))
+        return real.cuMemAllocPitch_v2(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
+    CUdeviceptr address = 0;
+    size_t pitch = 0;
+    CUresult result = allocation_begin(&a, process, estimate);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUresult granted =
+        CALL_REAL(cuMemAllocPitch_v2, &address, &pitch, WidthInBytes, Height, ElementSizeBytes);
+    result = allocation_end(&a, granted, address, pitch * Height);
+    if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS)
+        (void)CALL_REAL(cuMemFree_v2, address);
+    if (result == CUDA_SUCCESS) {
+        *dptr = address;
+        *pPitch = pitch;
+    }
+    return result;
+}
+
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned int WidthInBytes,
+                         unsigned int Height, unsigned int ElementSizeBytes)
+{
+    NEED_CUDA(cuMemAllocPitch);
+    struct process *process = enter();
+    struct allocation a;
+    uint64_t estimate = pitched(WidthInBytes, Height);
+    if (!process || !pPitch || is_bad(dptr, estimate))
+        return real.cuMemAllocPitch(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
+    CUdeviceptr_v1 address = 0;
+    unsigned int pitch = 0;
+    CUresult result = allocation_begin(&a, process, estimate);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUresult granted =
+        CALL_REAL(cuMemAllocPitch, &address, &pitch, WidthInBytes, Height, ElementSizeBytes);
+    result = allocation_end(&a, granted, address, (uint64_t)pitch * Height);
+    if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS)
+        (void)CALL_REAL(cuMemFree, address);
+    if (result == CUDA_SUCCESS) {
+        *dptr = address;
+        *pPitch = pitch;
+    }
+    return result;
+}
+
+static void add_invisible(struct process *process, struct device *device, int64_t bytes)
+{
+    pthread_mutex_lock(&process->settle_lock);
+    device->invisible += (uint64_t)bytes;
+    pthread_mutex_unlock(&process->settle_lock);
+}
+
+/* Charged in full and at once: pages of managed memory move in and out of the card unseen. */
+CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+{
+    NEED_CUDA(cuMemAllocManaged);
+    struct process *process = enter();
+    struct device *device;
+    if (!process || is_bad(dptr, bytesize))
+        return real.cuMemAllocManaged(dptr, bytesize, flags);
+    CUresult result = process_current(&device, process);
+    if (result != CUDA_SUCCESS)
+        return result;
+    uint64_t charged = granules(bytesize);
+    operation_begin(device);
+    result = charge(process, device, charged, VGPU_KIND_DATA);
+    if (result == CUDA_SUCCESS) {
+        CUdeviceptr address = 0;
+        add_invisible(process, device, (int64_t)charged);
+        result = CALL_REAL(cuMemAllocManaged, &address, bytesize, flags);
+        struct vgpu_entry entry = {.key = address, .kind = ENTRY_MANAGED, .bytes = charged,
+                                   .device = device->ordinal};
+        if (result == CUDA_SUCCESS && vgpu_ledger_put(process->ledger, &entry)) {
+            (void)CALL_REAL(cuMemFree_v2, address);
+            result = NO_MEMORY;
+        }
+        if (result == CUDA_SUCCESS) {
+            *dptr = address;
+        } else {
+            add_invisible(process, device, -(int64_t)charged);
+            give_back(process, device, charged, VGPU_KIND_DATA);
+        }
+    }
+    operation_end(device);
+    return result;
+}
+
+/* ---- frees -------------------------------------------------------------------------------- */
+
+struct release {
+    struct vgpu_entry entry;
+    struct device *device; /* NULL: not in the ledger */
+};
+
+/* Takes the entry out before the driver call: the address may be another thread's at once. */
+static void release_begin(struct release *r, struct process *process, uint64_t address)
+{
+    r->device = NULL;
+    if (vgpu_ledger_take(process->ledger, ENTRY_POINTER, address, &r->entry) &&
+        vgpu_ledger_take(process->ledger, ENTRY_MANAGED, address, &r->entry))
+        return;
+    r->device = process_device(process, r->entry.device);
+    operation_begin(r->device);
+}
+
+static void release_block(struct process *process, struct release *r)
+{
+    struct vgpu_entry block;
+    if (vgpu_ledger_unref(process->ledger, ENTRY_BLOCK, r->entry.aux, &block) == 1)
+        give_back(process, r->device, block.bytes, VGPU_KIND_DATA);
+}
+
+/* Gives the quota back after the driver said success; puts the entry back where it did not. */
+static CUresult release_end(struct release *r, struct process *process, CUresult result)
+{
+    if (!r->device)
+        return result;
+    if (result != CUDA_SUCCESS) {
+        (void)vgpu_ledger_put(process->ledger, &r->entry);
+    } else if (r->entry.kind == ENTRY_POINTER && r->entry.bytes == 0) {
+        release_block(process, r);
+    } else {
+        if (r->entry.kind == ENTRY_MANAGED)
+            add_invisible(process, r->device, -(int64_t)r->entry.bytes);
+        give_back(process, r->device, r->entry.bytes, VGPU_KIND_DATA);
+    }
+    operation_end(r->device);
+    return result;
+}
+
+#define FREE_BODY(symbol, address, ...)                                                            \
+    NEED_CUDA(symbol);                                                                             \
+    struct process *process = enter();                                                             \
+    struct release r;                                                                              \
+    if (!process || process->mode != MODE_ON)                                                      \
+        return real.symbol(__VA_ARGS__);                                                           \
+    release_begin(&r, process, address);                                                           \
+    return release_end(&r, process, CALL_REAL(symbol, __VA_ARGS__))
+
+CUresult cuMemFree_v2(CUdeviceptr dptr)
+{
+    FREE_BODY(cuMemFree_v2, dptr, dptr);
+}
+
+CUresult cuMemFree(CUdeviceptr_v1 dptr)
+{
+    FREE_BODY(cuMemFree, dptr, dptr);
+}
+
+/* A pool's pointer is not in the ledger: its pool is charged by what it reserves. */
+CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
+{
+    FREE_BODY(cuMemFreeAsync, dptr, dptr, hStream);
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream)
+{
+    FREE_BODY(cuMemFreeAsync_ptsz, dptr, dptr, hStream);
+}

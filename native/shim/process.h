@@ -1,0 +1,187 @@
+#pragma once
+#include <limits.h>
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "../core/core.h"
+#include "hooks.h"
+
+/* What this process knows of its tenant: the authority of the limit, the region, the ledger and
+ * one record a device. Made on the first driver call that needs it; a forked child finds an empty
+ * page instead of its parent's record and makes its own. */
+
+enum process_mode {
+    MODE_OFF,     /* no sign of a quota: everything passes */
+    MODE_ON,      /* charged and refused */
+    MODE_REFUSED, /* a quota is required and cannot be enforced: cuInit fails, charges are refused */
+};
+
+#define MIB (UINT64_C(1) << 20)
+/* The driver takes whole granules above 1 MiB, and blocks of this size for what is smaller. */
+#define GRANULE (2 * MIB)
+#define GRANULE_SHIFT 21
+/* Ordinals we keep a record for: more than the layout's devices, so that the refusal is ours. */
+#define MAX_ORDINALS 64
+
+/* Ledger kinds: what an entry's key is, and what aux and aux2 mean. */
+enum ledger_kind {
+    ENTRY_POINTER = 1, /* address; aux = block number of a small piece, else 0 */
+    ENTRY_BLOCK,       /* address >> GRANULE_SHIFT; aux = pieces */
+    ENTRY_MANAGED,     /* address */
+    ENTRY_ARRAY,       /* CUarray or CUmipmappedArray */
+    ENTRY_EXTERNAL,    /* CUexternalMemory */
+    ENTRY_HANDLE,      /* CUmemGenericAllocationHandle; aux = id of its ENTRY_BACKING */
+    ENTRY_BACKING,     /* our id; aux = references by handle, aux2 = mappings and bindings */
+    ENTRY_MAPPING,     /* address; aux = id of the backing, aux2 = bytes mapped */
+    ENTRY_BINDING,     /* multicast object, device and offset hashed; aux = id, aux2 = handle */
+    ENTRY_POOL,        /* CUmemoryPool; bytes = charged reserve */
+    ENTRY_CONTEXT,     /* CUcontext; aux = references, aux2 = local memory per thread charged */
+    ENTRY_GREEN,       /* CUgreenCtx */
+    ENTRY_PRIMARY,     /* ordinal; aux = references */
+    ENTRY_MODULE,      /* CUmodule */
+    ENTRY_LIBRARY,     /* CUlibrary */
+    ENTRY_FUNCTION,    /* CUfunction or CUkernel; aux = local memory per thread, bytes */
+    ENTRY_EXEC,        /* CUgraphExec; bytes = memory nodes; aux = trim count at its last launch */
+};
+
+/* One device the program sees, by CUDA ordinal. */
+struct device {
+    int ordinal;
+    nvmlDevice_t nvml;    /* its handle, NULL = not asked yet */
+    int index;            /* in the region; -1 not known yet, -2 there is no place for it */
+    uint64_t total;       /* bytes, cuDeviceTotalMem */
+    uint64_t local_slots; /* multiprocessors x resident threads: one local-memory frame each */
+    unsigned multiprocessors;
+
+    /* Stability of a settle: started in the low half, finished in the high half. */
+    uint64_t operations;
+
+    /* Under settle_lock: */
+    uint64_t other;     /* charged beyond what the ledger tracks: contexts, images, stacks */
+    uint64_t invisible; /* charged and tracked, but not in NVML's figure: managed, imported */
+    uint64_t pending;   /* charged ahead: heaps and FIFOs that the driver takes later */
+    uint64_t graph;     /* charged for graph memory: the driver's reserved figure */
+    uint32_t trims;     /* graph memory given up so often */
+    uint32_t contexts;
+};
+
+struct process {
+    enum process_mode mode;
+    int error;          /* errno of MODE_REFUSED */
+    bool required;      /* a quota must be enforced in this container */
+    bool per_device;    /* limits differ by device */
+    bool foreign_ids;   /* NVML lists process ids of another namespace */
+    uint64_t instance;  /* this run of the container */
+    char path[PATH_MAX]; /* region file */
+    uint64_t limit[VGPU_MAX_DEVICES]; /* bytes by region index, 0 = none; the authority's */
+    vgpu_core *core;    /* NULL until a region exists */
+    vgpu_ledger *ledger;
+    pthread_mutex_t device_lock;
+    pthread_mutex_t settle_lock;
+    pthread_mutex_t pool_lock;
+    int visible;        /* devices the program sees, set by cuInit; 0 = not known */
+    struct device devices[MAX_ORDINALS];
+};
+
+/* The record, made when missing. `claim`: the caller will charge, so the region is made and a slot
+ * taken; without it the region is only looked at. Never NULL. */
+struct process *process_get(bool claim);
+
+/* What bodies begin with: NULL = pass the call on as it is. */
+static inline struct process *enter(void)
+{
+    if (inside)
+        return NULL;
+    struct process *process = process_get(true);
+    return process->mode == MODE_OFF ? NULL : process;
+}
+
+/* The record of a device, its region index found; NULL for an ordinal that cannot be one. */
+struct device *process_device(struct process *process, CUdevice ordinal);
+
+/* The current context's device. The driver's own error when there is none. */
+CUresult process_current(struct device **device, struct process *process);
+
+/* From now on cuInit fails and charges are refused; one line says why. */
+void process_refuse(struct process *process, int error, const char *source);
+
+/* Limit in force in bytes (clamped to the card), 0 = none. */
+uint64_t process_limit(struct process *process, struct device *device);
+
+/* ---- charging (charge.c) --------------------------------------------------------------- */
+
+/* Charges and counts; CUDA_ERROR_OUT_OF_MEMORY when refused. Pools of this process that hold
+ * unused memory are trimmed before a refusal is final. */
+CUresult charge(struct process *process, struct device *device, uint64_t bytes, int kind);
+void charge_forced(struct process *process, struct device *device, uint64_t bytes, int kind);
+void give_back(struct process *process, struct device *device, uint64_t bytes, int kind);
+
+/* Around every change of what the driver holds, so that a settle sees a quiet moment. */
+static inline void operation_begin(struct device *device)
+{
+    __atomic_fetch_add(&device->operations, 1, __ATOMIC_ACQ_REL);
+}
+static inline void operation_end(struct device *device)
+{
+    __atomic_fetch_add(&device->operations, UINT64_C(1) << 32, __ATOMIC_ACQ_REL);
+}
+
+/* What a request of `bytes` takes: whole granules. */
+static inline uint64_t granules(uint64_t bytes)
+{
+    return bytes > UINT64_MAX - GRANULE ? bytes : (bytes + GRANULE - 1) & ~(GRANULE - 1);
+}
+
+/* One allocation at an address, from announcement to ledger entry. */
+struct allocation {
+    struct process *process;
+    struct device *device;
+    uint64_t charged;
+    bool small; /* shares a block */
+};
+
+/* Charges for an allocation on the current device. CUDA_SUCCESS: call the driver, then
+ * allocation_end; anything else is the answer. */
+CUresult allocation_begin(struct allocation *a, struct process *process, uint64_t bytes);
+/* Takes the driver's result. `bytes` is what was asked or found (a pitch). When it answers
+ * CUDA_ERROR_OUT_OF_MEMORY after a driver success the caller frees `address` and calls nothing. */
+CUresult allocation_end(struct allocation *a, CUresult result, uint64_t address, uint64_t bytes);
+
+/* ---- what the driver holds beyond the ledger (settle.c) ------------------------------- */
+
+/* Brings the charge to NVML's figure for this process. 0; -ENOMEM when that does not fit the
+ * limit and `force` is not set (nothing changed); -ENODATA when NVML does not list us (the estimate
+ * stays). */
+int settle(struct process *process, struct device *device, bool force);
+
+/* Charges an estimate for what a call is about to take; settle() corrects it after the call. */
+CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes);
+void estimate_give_back(struct process *process, struct device *device, uint64_t bytes);
+
+/* Bytes a first or further context takes: measured in this container, else by size of the card. */
+uint64_t estimate_context(struct process *process, struct device *device);
+
+/* Charges processes of this container that hold no slot to the region's ghost word. */
+void settle_ghosts(struct process *process, struct device *device);
+
+/* Fills the region's UUIDs in NVML order. */
+void settle_device_order(struct process *process);
+
+/* ---- pools (cuda_pool.c) and launches (cuda_launch.c) ---------------------------------- */
+
+/* Re-reads what this process's pools reserve and charges just that; with `trim`, unused memory is
+ * first given up. Bytes given back. */
+uint64_t pools_refresh(struct process *process, struct device *device, bool trim);
+
+/* Why launches look further than a flag test. Set by whoever makes the reason, cleared when it
+ * is gone; 0 = a launch is a tail jump. */
+enum launch_reason {
+    LAUNCH_UNSETTLED = 1, /* an image may be loaded by the next launch */
+    LAUNCH_LOCAL = 2,     /* a kernel needs more local memory than is charged */
+    LAUNCH_GRAPH = 4,     /* an executable graph holds memory nodes or such kernels */
+};
+extern uint32_t launch_reasons;
+static inline void launch_watch(uint32_t reasons)
+{
+    __atomic_fetch_or(&launch_reasons, reasons, __ATOMIC_RELAXED);
+}

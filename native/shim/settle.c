@@ -1,0 +1,339 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "process.h"
+
+/* What the driver takes without saying how much: contexts, images, stacks, local memory. An estimate is
+ * charged before the call; after it NVML's figure for this process, less what the ledger tracks,
+ * is the truth. */
+
+#define PROCESSES_MAX 4096
+/* Inode of the initial PID namespace (PROC_PID_INIT_INO of the kernel). */
+#define INITIAL_PID_NAMESPACE 0xEFFFFFFCu
+/* Measured: 3.9 MiB a multiprocessor on an H200, 2.6 on a T4. */
+#define CONTEXT_PER_MULTIPROCESSOR (4 * MIB)
+
+struct listed {
+    nvmlProcessInfo_t *rows;
+    unsigned int count;
+};
+
+#define LISTED_BYTES (PROCESSES_MAX * sizeof(nvmlProcessInfo_t))
+
+static bool nvml_start(void)
+{
+    /* 0 not tried, 1 works, 2 does not. A child inherits the answer but not the library's state. */
+    static int known, maker;
+    if (__atomic_load_n(&known, __ATOMIC_ACQUIRE) && maker == getpid())
+        return known == 1;
+    bool works = false;
+    if (driver_find(LIBRARY_NVML, true) == 0 && real.nvmlInit_v2)
+        works = CALL_REAL(nvmlInit_v2) == NVML_SUCCESS;
+    maker = getpid();
+    __atomic_store_n(&known, works ? 1 : 2, __ATOMIC_RELEASE);
+    return works;
+}
+
+static int nvml_device(struct process *process, struct device *device, nvmlDevice_t *handle)
+{
+    if (!nvml_start() || !real.nvmlDeviceGetHandleByUUID)
+        return -ENODATA;
+    if (!device->nvml) {
+        const char *uuid = vgpu_core_region(process->core)->uuids[device->index];
+        if (CALL_REAL(nvmlDeviceGetHandleByUUID, uuid, handle) != NVML_SUCCESS)
+            return -ENODATA;
+        __atomic_store_n(&device->nvml, *handle, __ATOMIC_RELEASE);
+    }
+    *handle = device->nvml;
+    return 0;
+}
+
+static int list_processes(nvmlDevice_t handle, struct listed *list)
+{
+    list->rows = mmap(NULL, LISTED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (list->rows == MAP_FAILED)
+        return -ENODATA;
+    list->count = PROCESSES_MAX;
+    nvmlReturn_t result = NVML_ERROR_FUNCTION_NOT_FOUND;
+    if (real.nvmlDeviceGetComputeRunningProcesses_v3)
+        result = CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v3, handle, &list->count, list->rows);
+    else if (real.nvmlDeviceGetComputeRunningProcesses_v2)
+        result = CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v2, handle, &list->count, list->rows);
+    if (result == NVML_SUCCESS)
+        return 0;
+    munmap(list->rows, LISTED_BYTES);
+    return -ENODATA;
+}
+
+static void list_free(struct listed *list)
+{
+    munmap(list->rows, LISTED_BYTES);
+}
+
+/* ---- whose is a listed process ------------------------------------------------------------ */
+
+static uint64_t namespace_of(long pid, const char *kind)
+{
+    char path[64];
+    struct stat found;
+    snprintf(path, sizeof path, "/proc/%ld/ns/%s", pid, kind);
+    return stat(path, &found) ? 0 : (uint64_t)found.st_ino;
+}
+
+/* The process's id in its own, innermost namespace; 0 when it cannot be read. */
+static long innermost_pid(long pid)
+{
+    char path[64], line[256];
+    long found = 0;
+    snprintf(path, sizeof path, "/proc/%ld/status", pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file)) {
+        if (strncmp(line, "NSpid:", 6) != 0)
+            continue;
+        const char *last = strrchr(line, '\t');
+        found = last ? strtol(last + 1, NULL, 10) : 0;
+        break;
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+static bool has_slot(struct process *process, long pid)
+{
+    const struct vgpu_hami_region *region = vgpu_core_region(process->core);
+    const struct vgpu_ext *ext = vgpu_core_ext(process->core);
+    uint32_t high = ext->slot_high < VGPU_MAX_SLOTS ? ext->slot_high : VGPU_MAX_SLOTS;
+    uint64_t space = namespace_of(getpid(), "pid"), theirs = 0;
+    long inner = 0;
+    for (uint32_t i = 0; i < high; i++) {
+        int32_t slot_pid = region->procs[i].pid;
+        if (slot_pid == 0)
+            continue;
+        if (slot_pid == pid && (ext->info[i].pid_ns == space || ext->info[i].pid_ns == 0))
+            return true;
+        if (ext->info[i].pid_ns == space)
+            continue;
+        if (!theirs) {
+            theirs = namespace_of(pid, "pid");
+            inner = innermost_pid(pid);
+        }
+        if (slot_pid == inner && ext->info[i].pid_ns == theirs)
+            return true;
+    }
+    return false;
+}
+
+static bool maps_region(struct process *process, long pid)
+{
+    char path[64], *line = NULL;
+    size_t room = 0;
+    bool found = false;
+    snprintf(path, sizeof path, "/proc/%ld/maps", pid);
+    FILE *file = fopen(path, "re");
+    while (file && !found && getline(&line, &room, file) > 0) {
+        const char *name = strchr(line, '/');
+        size_t length = strlen(process->path);
+        found = name && strncmp(name, process->path, length) == 0 &&
+                (name[length] == '\n' || strncmp(name + length, " (deleted)", 10) == 0);
+    }
+    free(line);
+    if (file)
+        fclose(file);
+    return found;
+}
+
+/* Where the PID namespace is the container's own, NVML lists this container and no other; on a host
+ * namespace only a mapping of our region's path tells. */
+static bool is_ours(struct process *process, long pid)
+{
+    uint64_t theirs = namespace_of(pid, "mnt");
+    bool host = namespace_of(getpid(), "pid") == INITIAL_PID_NAMESPACE;
+    if (!theirs)
+        return process->required && !host;
+    if (theirs != namespace_of(getpid(), "mnt"))
+        return false;
+    return !host || maps_region(process, pid);
+}
+
+static void count_ghosts(struct process *process, struct device *device, const struct listed *list)
+{
+    uint64_t bytes = 0;
+    long self = getpid();
+    for (unsigned int i = 0; i < list->count && i < PROCESSES_MAX; i++) {
+        long pid = (long)list->rows[i].pid;
+        if (pid != self && !has_slot(process, pid) && is_ours(process, pid))
+            bytes += list->rows[i].usedGpuMemory;
+    }
+    __atomic_store_n(&vgpu_core_ext(process->core)->ghost[device->index], bytes, __ATOMIC_RELAXED);
+}
+
+void settle_ghosts(struct process *process, struct device *device)
+{
+    nvmlDevice_t handle;
+    struct listed list;
+    if (process->mode != MODE_ON || device->index < 0)
+        return;
+    if (nvml_device(process, device, &handle) || list_processes(handle, &list))
+        return;
+    count_ghosts(process, device, &list);
+    list_free(&list);
+}
+
+/* ---- the figure --------------------------------------------------------------------------- */
+
+/* NVML's bytes of this process. Older drivers list host ids, where ours names somebody else:
+ * whoever is listed before our first context, or with less than we know of, is not us. */
+static int own_figure(struct process *process, struct device *device, uint64_t *own)
+{
+    nvmlDevice_t handle;
+    struct listed list;
+    int result = -ENODATA;
+    if (process->foreign_ids || nvml_device(process, device, &handle) ||
+        list_processes(handle, &list))
+        return -ENODATA;
+    for (unsigned int i = 0; i < list.count && i < PROCESSES_MAX; i++) {
+        if (list.rows[i].pid != (unsigned int)getpid())
+            continue;
+        *own = list.rows[i].usedGpuMemory;
+        result = 0;
+    }
+    if (result == 0)
+        count_ghosts(process, device, &list);
+    list_free(&list);
+    return result;
+}
+
+static bool quiet(uint64_t operations)
+{
+    return (uint32_t)operations == (uint32_t)(operations >> 32);
+}
+
+/* One reading in a moment when nothing of this process changes on the device. */
+static int read_beyond_ledger(struct process *process, struct device *device, uint64_t *beyond)
+{
+    uint64_t own = 0;
+    for (int tries = 0; tries < 16; tries++, sched_yield()) {
+        uint64_t operations = __atomic_load_n(&device->operations, __ATOMIC_ACQUIRE);
+        if (!quiet(operations))
+            continue;
+        pools_refresh(process, device, false);
+        uint64_t granted = vgpu_used_own(process->core, device->index);
+        if (own_figure(process, device, &own))
+            return -ENODATA;
+        if (pools_refresh(process, device, false) ||
+            __atomic_load_n(&device->operations, __ATOMIC_ACQUIRE) != operations)
+            continue;
+        uint64_t beside = device->other + device->pending + device->invisible;
+        uint64_t tracked = granted > beside ? granted - beside : 0;
+        *beyond = own > tracked ? own - tracked : 0;
+        return 0;
+    }
+    return -EAGAIN;
+}
+
+static void set_state(struct process *process, enum vgpu_enforcement state)
+{
+    uint32_t *word = &vgpu_core_ext(process->core)->state;
+    if (__atomic_load_n(word, __ATOMIC_RELAXED) != (uint32_t)state)
+        __atomic_store_n(word, (uint32_t)state, __ATOMIC_RELAXED);
+}
+
+static int settle_locked(struct process *process, struct device *device, bool force)
+{
+    uint64_t beyond = 0;
+    int result = read_beyond_ledger(process, device, &beyond);
+    if (result) {
+        if (result == -ENODATA)
+            set_state(process, VGPU_STATE_UNSETTLED);
+        return result;
+    }
+    set_state(process, VGPU_STATE_ENFORCED);
+    if (beyond < device->other) {
+        give_back(process, device, device->other - beyond, VGPU_KIND_CONTEXT);
+        device->other = beyond;
+        return 0;
+    }
+    uint64_t growth = beyond - device->other;
+    if (device->pending && growth >= device->pending) {
+        /* What was charged ahead has come. */
+        device->other += device->pending;
+        growth -= device->pending;
+        device->pending = 0;
+    }
+    if (growth == 0)
+        return 0;
+    if (force)
+        charge_forced(process, device, growth, VGPU_KIND_CONTEXT);
+    else if (charge(process, device, growth, VGPU_KIND_CONTEXT) != CUDA_SUCCESS)
+        return -ENOMEM;
+    device->other += growth;
+    return 0;
+}
+
+int settle(struct process *process, struct device *device, bool force)
+{
+    if (process->mode != MODE_ON || device->index < 0)
+        return 0;
+    pthread_mutex_lock(&process->settle_lock);
+    int result = settle_locked(process, device, force);
+    pthread_mutex_unlock(&process->settle_lock);
+    return result;
+}
+
+/* ---- estimates ------------------------------------------------------------------------------ */
+
+CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes)
+{
+    CUresult result = charge(process, device, bytes, VGPU_KIND_CONTEXT);
+    if (result == CUDA_SUCCESS) {
+        pthread_mutex_lock(&process->settle_lock);
+        device->other += bytes;
+        pthread_mutex_unlock(&process->settle_lock);
+    }
+    return result;
+}
+
+void estimate_give_back(struct process *process, struct device *device, uint64_t bytes)
+{
+    pthread_mutex_lock(&process->settle_lock);
+    uint64_t part = bytes < device->other ? bytes : device->other;
+    device->other -= part;
+    give_back(process, device, part, VGPU_KIND_CONTEXT);
+    pthread_mutex_unlock(&process->settle_lock);
+}
+
+uint64_t estimate_context(struct process *process, struct device *device)
+{
+    uint64_t known = 0;
+    if (process->mode == MODE_ON && device->index >= 0)
+        known = __atomic_load_n(&vgpu_core_ext(process->core)->context_bytes[device->index],
+                                __ATOMIC_RELAXED);
+    if (known && known < device->total)
+        return known;
+    return CONTEXT_PER_MULTIPROCESSOR * (device->multiprocessors ? device->multiprocessors : 32);
+}
+
+/* ---- order of devices ----------------------------------------------------------------------- */
+
+void settle_device_order(struct process *process)
+{
+    unsigned int count = 0;
+    if (!nvml_start() || !real.nvmlDeviceGetCount_v2 || !real.nvmlDeviceGetHandleByIndex_v2 ||
+        !real.nvmlDeviceGetUUID || CALL_REAL(nvmlDeviceGetCount_v2, &count) != NVML_SUCCESS)
+        return;
+    for (unsigned int i = 0; i < count && i < VGPU_MAX_DEVICES; i++) {
+        nvmlDevice_t handle;
+        char uuid[VGPU_UUID_LEN] = "";
+        if (CALL_REAL(nvmlDeviceGetHandleByIndex_v2, i, &handle) == NVML_SUCCESS &&
+            CALL_REAL(nvmlDeviceGetUUID, handle, uuid, sizeof uuid) == NVML_SUCCESS)
+            (void)vgpu_core_device(process->core, uuid, 1);
+    }
+}

@@ -5,31 +5,51 @@
 
 #include "core_internal.h"
 
-/* This process's things that hold device memory: open addressing with linear probing. An entry that
- * goes closes its gap by moving followers back, so there are no tombstones and every operation stays
- * O(1). Memory comes from mmap: we live under the program's allocator. */
+/* This process's things that hold device memory. Entries lie in a pool and never move; an index of
+ * eight bytes a cell, open addressing with linear probing, leads to them and stays in the cache. An
+ * entry that goes closes its gap in the index by moving followers back, so there are no tombstones
+ * and every operation stays O(1). Memory comes from mmap: we live under the program's allocator. */
 
-#define FIRST_CELLS 64
+#define FIRST_CELLS 128
+#define IN_USE UINT32_MAX
 
 struct cell {
+    uint32_t hash;
+    uint32_t item; /* number in the pool + 1, 0 = free */
+};
+
+struct item {
     struct vgpu_entry entry;
-    uint64_t hash; /* 0 = free */
+    uint32_t next; /* IN_USE, or the next free item + 1 */
 };
 
 struct vgpu_ledger {
     uint32_t lock;
+    uint32_t free_item; /* most recently freed item + 1, 0 = none */
     uint64_t count;
-    uint64_t mask; /* cells - 1, a power of two less one */
+    uint64_t items; /* items ever used: the rest of the pool is untouched */
+    uint64_t mask;  /* cells - 1, a power of two less one */
     struct cell *cells;
+    struct item *pool; /* behind the cells, in the same mapping */
 };
 
-static uint64_t hash_of(int kind, uint64_t key)
+static uint32_t hash_of(int kind, uint64_t key)
 {
     uint64_t x = key ^ ((uint64_t)(uint32_t)kind * 0x9e3779b97f4a7c15ull);
 
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ull;
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ull;
-    return (x ^ (x >> 32)) | 1ull << 63;
+    return (uint32_t)(x ^ (x >> 32));
+}
+
+static uint64_t most_items(uint64_t cells)
+{
+    return cells / 10 * 7;
+}
+
+static uint64_t bytes_for(uint64_t cells)
+{
+    return cells * sizeof(struct cell) + most_items(cells) * sizeof(struct item);
 }
 
 static void *take_memory(uint64_t bytes)
@@ -41,36 +61,48 @@ static void *take_memory(uint64_t bytes)
 /* The entry's cell, or the free one where it would go. */
 static struct cell *find(const struct vgpu_ledger *ledger, int kind, uint64_t key)
 {
-    uint64_t hash = hash_of(kind, key);
+    uint32_t hash = hash_of(kind, key);
 
     for (uint64_t i = hash & ledger->mask;; i = (i + 1) & ledger->mask) {
         struct cell *cell = &ledger->cells[i];
-        if (!cell->hash ||
-            (cell->hash == hash && cell->entry.key == key && cell->entry.kind == kind)) {
+        if (!cell->item) {
             return cell;
         }
+        if (cell->hash == hash) {
+            const struct vgpu_entry *entry = &ledger->pool[cell->item - 1].entry;
+            if (entry->key == key && entry->kind == kind) {
+                return cell;
+            }
+        }
     }
+}
+
+static struct vgpu_entry *entry_of(const struct vgpu_ledger *ledger, const struct cell *cell)
+{
+    return &ledger->pool[cell->item - 1].entry;
 }
 
 static int grow(struct vgpu_ledger *ledger)
 {
     uint64_t cells = (ledger->mask + 1) * 2;
-    struct cell *old = ledger->cells, *fresh = take_memory(cells * sizeof(struct cell));
+    struct cell *old = ledger->cells, *fresh;
 
-    if (!fresh) {
+    if (cells > UINT32_MAX || !(fresh = take_memory(bytes_for(cells)))) {
         return -ENOMEM;
     }
     for (uint64_t i = 0; i <= ledger->mask; i++) {
-        if (old[i].hash) {
+        if (old[i].item) {
             uint64_t at = old[i].hash & (cells - 1);
-            while (fresh[at].hash) {
+            while (fresh[at].item) {
                 at = (at + 1) & (cells - 1);
             }
             fresh[at] = old[i];
         }
     }
-    munmap(old, (ledger->mask + 1) * sizeof(struct cell));
+    memcpy(fresh + cells, ledger->pool, ledger->items * sizeof(struct item));
+    munmap(old, bytes_for(ledger->mask + 1));
     ledger->cells = fresh;
+    ledger->pool = (struct item *)(fresh + cells);
     ledger->mask = cells - 1;
     return 0;
 }
@@ -78,33 +110,43 @@ static int grow(struct vgpu_ledger *ledger)
 /* Fills a free cell; the caller has looked that the entry is absent. */
 static int insert(struct vgpu_ledger *ledger, struct cell *cell, const struct vgpu_entry *entry)
 {
-    if ((ledger->count + 1) * 10 > (ledger->mask + 1) * 7) {
-        /* Without memory the old table does until it is nearly full. */
-        if (grow(ledger) && ledger->count + 1 > ledger->mask) {
+    uint32_t number = ledger->free_item;
+
+    if (!number && ledger->items == most_items(ledger->mask + 1)) {
+        if (grow(ledger)) {
             return -ENOMEM;
         }
         cell = find(ledger, entry->kind, entry->key);
     }
-    cell->entry = *entry;
+    if (number) {
+        ledger->free_item = ledger->pool[number - 1].next;
+    } else {
+        number = (uint32_t)++ledger->items;
+    }
+    ledger->pool[number - 1].entry = *entry;
+    ledger->pool[number - 1].next = IN_USE;
     cell->hash = hash_of(entry->kind, entry->key);
+    cell->item = number;
     ledger->count++;
     return 0;
 }
 
-/* Frees a cell and moves back whoever probed past it. */
+/* Frees a cell and its item, and moves back whoever probed past it. */
 static void erase(struct vgpu_ledger *ledger, struct cell *cell)
 {
     struct cell *cells = ledger->cells;
     uint64_t mask = ledger->mask, gap = (uint64_t)(cell - cells);
 
-    for (uint64_t i = (gap + 1) & mask; cells[i].hash; i = (i + 1) & mask) {
+    ledger->pool[cell->item - 1].next = ledger->free_item;
+    ledger->free_item = cell->item;
+    for (uint64_t i = (gap + 1) & mask; cells[i].item; i = (i + 1) & mask) {
         uint64_t home = cells[i].hash & mask;
         if (((i - home) & mask) >= ((i - gap) & mask)) {
             cells[gap] = cells[i];
             gap = i;
         }
     }
-    cells[gap].hash = 0;
+    cells[gap].item = 0;
     ledger->count--;
 }
 
@@ -117,11 +159,12 @@ int vgpu_ledger_new(vgpu_ledger **out)
         return -ENOMEM;
     }
     ledger->mask = FIRST_CELLS - 1;
-    ledger->cells = take_memory(FIRST_CELLS * sizeof(struct cell));
+    ledger->cells = take_memory(bytes_for(FIRST_CELLS));
     if (!ledger->cells) {
         munmap(ledger, sizeof(*ledger));
         return -ENOMEM;
     }
+    ledger->pool = (struct item *)(ledger->cells + FIRST_CELLS);
     *out = ledger;
     return 0;
 }
@@ -129,7 +172,7 @@ int vgpu_ledger_new(vgpu_ledger **out)
 void vgpu_ledger_free(vgpu_ledger *ledger)
 {
     if (ledger) {
-        munmap(ledger->cells, (ledger->mask + 1) * sizeof(struct cell));
+        munmap(ledger->cells, bytes_for(ledger->mask + 1));
         munmap(ledger, sizeof(*ledger));
     }
 }
@@ -140,7 +183,7 @@ int vgpu_ledger_put(vgpu_ledger *ledger, const struct vgpu_entry *entry)
 
     vgpu_lock(&ledger->lock);
     struct cell *cell = find(ledger, entry->kind, entry->key);
-    if (!cell->hash) {
+    if (!cell->item) {
         rc = insert(ledger, cell, entry);
     }
     vgpu_unlock(&ledger->lock);
@@ -153,8 +196,8 @@ int vgpu_ledger_take(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_en
 
     vgpu_lock(&ledger->lock);
     struct cell *cell = find(ledger, kind, key);
-    if (cell->hash) {
-        *out = cell->entry;
+    if (cell->item) {
+        *out = *entry_of(ledger, cell);
         erase(ledger, cell);
         rc = 0;
     }
@@ -174,10 +217,11 @@ int vgpu_ledger_add(vgpu_ledger *ledger, int kind, uint64_t key, int64_t aux, in
 
     vgpu_lock(&ledger->lock);
     struct cell *cell = find(ledger, kind, key);
-    if (cell->hash) {
-        cell->entry.aux += (uint64_t)aux;
-        cell->entry.aux2 += (uint64_t)aux2;
-        *out = cell->entry;
+    if (cell->item) {
+        struct vgpu_entry *entry = entry_of(ledger, cell);
+        entry->aux += (uint64_t)aux;
+        entry->aux2 += (uint64_t)aux2;
+        *out = *entry;
         rc = 0;
     }
     vgpu_unlock(&ledger->lock);
@@ -190,8 +234,8 @@ int vgpu_ledger_ref(vgpu_ledger *ledger, int kind, uint64_t key, int device, uin
 
     vgpu_lock(&ledger->lock);
     struct cell *cell = find(ledger, kind, key);
-    if (cell->hash) {
-        cell->entry.aux++;
+    if (cell->item) {
+        entry_of(ledger, cell)->aux++;
     } else {
         struct vgpu_entry entry = {
             .key = key, .bytes = bytes, .aux = 1, .kind = kind, .device = device};
@@ -208,13 +252,13 @@ int vgpu_ledger_unref(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_e
 
     vgpu_lock(&ledger->lock);
     struct cell *cell = find(ledger, kind, key);
-    if (cell->hash) {
-        rc = cell->entry.aux <= 1;
+    if (cell->item) {
+        rc = entry_of(ledger, cell)->aux <= 1;
         if (rc) {
-            *out = cell->entry;
+            *out = *entry_of(ledger, cell);
             erase(ledger, cell);
         } else {
-            cell->entry.aux--;
+            entry_of(ledger, cell)->aux--;
         }
     }
     vgpu_unlock(&ledger->lock);
@@ -226,10 +270,10 @@ int vgpu_ledger_next(vgpu_ledger *ledger, int kind, uint64_t *cursor, struct vgp
     int rc = -ENOENT;
 
     vgpu_lock(&ledger->lock);
-    while (rc && *cursor <= ledger->mask) {
-        const struct cell *cell = &ledger->cells[(*cursor)++];
-        if (cell->hash && cell->entry.kind == kind) {
-            *out = cell->entry;
+    while (rc && *cursor < ledger->items) {
+        const struct item *item = &ledger->pool[(*cursor)++];
+        if (item->next == IN_USE && item->entry.kind == kind) {
+            *out = item->entry;
             rc = 0;
         }
     }

@@ -115,7 +115,7 @@ struct vgpu_entry {
     uint64_t bytes; /* charged for it */
     uint64_t aux;   /* meaning by kind: count, size, other key */
     uint64_t aux2;
-    int32_t kind;   /* the caller's enum */
+    int32_t kind; /* the caller's enum */
     int32_t device;
 };
 

@@ -43,9 +43,9 @@ struct vgpu_core {
     uint8_t wipes; /* the kernel knows MADV_WIPEONFORK */
     uint8_t creator;
     uint8_t read_only;
-    uint8_t in_memory;   /* no file: vgpu_core_open_private */
-    uint32_t slow_lock;  /* claim and device table, between threads */
-    uint64_t dev;        /* identity of the mapped file */
+    uint8_t in_memory;  /* no file: vgpu_core_open_private */
+    uint32_t slow_lock; /* claim and device table, between threads */
+    uint64_t dev;       /* identity of the mapped file */
     uint64_t ino;
     uint64_t start_time; /* of this process, as in struct vgpu_slot_info */
     uint64_t pid_ns;
@@ -56,21 +56,18 @@ struct vgpu_core {
     char path[PATH_MAX];
 };
 
-static inline uint64_t vgpu_clock(clockid_t clock)
-{
+static inline uint64_t vgpu_clock(clockid_t clock) {
     struct timespec t;
     clock_gettime(clock, &t);
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-static inline void vgpu_nap(uint64_t ns)
-{
+static inline void vgpu_nap(uint64_t ns) {
     struct timespec t = {0, (long)ns};
     nanosleep(&t, NULL);
 }
 
-static inline void vgpu_pause(void)
-{
+static inline void vgpu_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -81,39 +78,33 @@ static inline void vgpu_pause(void)
 /* Waits for a lock between threads of this process. 0 when `bound_ns` passed (0 = no bound). */
 int vgpu_lock_wait(uint32_t *lock, uint64_t bound_ns);
 
-static inline int vgpu_lock_try(uint32_t *lock)
-{
+static inline int vgpu_lock_try(uint32_t *lock) {
     uint32_t free_lock = 0;
     return __atomic_compare_exchange_n(lock, &free_lock, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
 }
 
-static inline void vgpu_lock(uint32_t *lock)
-{
+static inline void vgpu_lock(uint32_t *lock) {
     if (!vgpu_lock_try(lock)) {
         vgpu_lock_wait(lock, 0);
     }
 }
 
-static inline void vgpu_unlock(uint32_t *lock)
-{
+static inline void vgpu_unlock(uint32_t *lock) {
     __atomic_store_n(lock, 0, __ATOMIC_RELEASE);
 }
 
-static inline uint32_t vgpu_slot_high(const struct vgpu_ext *ext)
-{
+static inline uint32_t vgpu_slot_high(const struct vgpu_ext *ext) {
     uint32_t high = __atomic_load_n(&ext->slot_high, __ATOMIC_SEQ_CST);
     return high > VGPU_MAX_SLOTS ? VGPU_MAX_SLOTS : high;
 }
 
-static inline void vgpu_flag(struct vgpu_ext *ext, uint32_t flag)
-{
+static inline void vgpu_flag(struct vgpu_ext *ext, uint32_t flag) {
     if (!(__atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & flag)) {
         __atomic_fetch_or(&ext->flags, flag, __ATOMIC_RELAXED);
     }
 }
 
-static inline int vgpu_bad_device(int device)
-{
+static inline int vgpu_bad_device(int device) {
     return device < 0 || device >= VGPU_MAX_DEVICES;
 }
 
@@ -124,8 +115,9 @@ int vgpu_core_map(struct vgpu_core *core, int fd); /* maps, or maps anew at the 
 /* slot.c */
 int vgpu_file_lock(int fd, int64_t at); /* OFD write lock of one byte, at once, or -errno */
 void vgpu_file_unlock(int fd, int64_t at);
-int vgpu_file_locked(int fd, int64_t at, int64_t length); /* 1 somebody holds a byte of it, 0, -errno */
-int vgpu_core_reopen(const struct vgpu_core *core);       /* fd of the mapped file, or -ESTALE ... */
+int vgpu_file_locked(int fd, int64_t at,
+                     int64_t length);               /* 1 somebody holds a byte of it, 0, -errno */
+int vgpu_core_reopen(const struct vgpu_core *core); /* fd of the mapped file, or -ESTALE ... */
 void vgpu_identify(struct vgpu_core *core); /* pid, start time and PID namespace of this process */
 void vgpu_slot_wipe(struct vgpu_core *core, uint32_t slot);
 void vgpu_raise_slot_high(struct vgpu_ext *ext, uint32_t slot);

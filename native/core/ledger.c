@@ -33,8 +33,7 @@ struct vgpu_ledger {
     struct item *pool; /* behind the cells, in the same mapping */
 };
 
-static uint32_t hash_of(int kind, uint64_t key)
-{
+static uint32_t hash_of(int kind, uint64_t key) {
     uint64_t x = key ^ ((uint64_t)(uint32_t)kind * 0x9e3779b97f4a7c15ull);
 
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ull;
@@ -42,25 +41,21 @@ static uint32_t hash_of(int kind, uint64_t key)
     return (uint32_t)(x ^ (x >> 32));
 }
 
-static uint64_t most_items(uint64_t cells)
-{
+static uint64_t most_items(uint64_t cells) {
     return cells / 10 * 7;
 }
 
-static uint64_t bytes_for(uint64_t cells)
-{
+static uint64_t bytes_for(uint64_t cells) {
     return cells * sizeof(struct cell) + most_items(cells) * sizeof(struct item);
 }
 
-static void *take_memory(uint64_t bytes)
-{
+static void *take_memory(uint64_t bytes) {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return at == MAP_FAILED ? NULL : at;
 }
 
 /* The entry's cell, or the free one where it would go. */
-static struct cell *find(const struct vgpu_ledger *ledger, int kind, uint64_t key)
-{
+static struct cell *find(const struct vgpu_ledger *ledger, int kind, uint64_t key) {
     uint32_t hash = hash_of(kind, key);
 
     for (uint64_t i = hash & ledger->mask;; i = (i + 1) & ledger->mask) {
@@ -77,13 +72,11 @@ static struct cell *find(const struct vgpu_ledger *ledger, int kind, uint64_t ke
     }
 }
 
-static struct vgpu_entry *entry_of(const struct vgpu_ledger *ledger, const struct cell *cell)
-{
+static struct vgpu_entry *entry_of(const struct vgpu_ledger *ledger, const struct cell *cell) {
     return &ledger->pool[cell->item - 1].entry;
 }
 
-static int grow(struct vgpu_ledger *ledger)
-{
+static int grow(struct vgpu_ledger *ledger) {
     uint64_t cells = (ledger->mask + 1) * 2;
     struct cell *old = ledger->cells, *fresh;
 
@@ -108,8 +101,7 @@ static int grow(struct vgpu_ledger *ledger)
 }
 
 /* Fills a free cell; the caller has looked that the entry is absent. */
-static int insert(struct vgpu_ledger *ledger, struct cell *cell, const struct vgpu_entry *entry)
-{
+static int insert(struct vgpu_ledger *ledger, struct cell *cell, const struct vgpu_entry *entry) {
     uint32_t number = ledger->free_item;
 
     if (!number && ledger->items == most_items(ledger->mask + 1)) {
@@ -132,8 +124,7 @@ static int insert(struct vgpu_ledger *ledger, struct cell *cell, const struct vg
 }
 
 /* Frees a cell and its item, and moves back whoever probed past it. */
-static void erase(struct vgpu_ledger *ledger, struct cell *cell)
-{
+static void erase(struct vgpu_ledger *ledger, struct cell *cell) {
     struct cell *cells = ledger->cells;
     uint64_t mask = ledger->mask, gap = (uint64_t)(cell - cells);
 
@@ -150,8 +141,7 @@ static void erase(struct vgpu_ledger *ledger, struct cell *cell)
     ledger->count--;
 }
 
-int vgpu_ledger_new(vgpu_ledger **out)
-{
+int vgpu_ledger_new(vgpu_ledger **out) {
     struct vgpu_ledger *ledger = take_memory(sizeof(*ledger));
 
     *out = NULL;
@@ -169,16 +159,14 @@ int vgpu_ledger_new(vgpu_ledger **out)
     return 0;
 }
 
-void vgpu_ledger_free(vgpu_ledger *ledger)
-{
+void vgpu_ledger_free(vgpu_ledger *ledger) {
     if (ledger) {
         munmap(ledger->cells, bytes_for(ledger->mask + 1));
         munmap(ledger, sizeof(*ledger));
     }
 }
 
-int vgpu_ledger_put(vgpu_ledger *ledger, const struct vgpu_entry *entry)
-{
+int vgpu_ledger_put(vgpu_ledger *ledger, const struct vgpu_entry *entry) {
     int rc = -EEXIST;
 
     vgpu_lock(&ledger->lock);
@@ -190,8 +178,7 @@ int vgpu_ledger_put(vgpu_ledger *ledger, const struct vgpu_entry *entry)
     return rc;
 }
 
-int vgpu_ledger_take(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out)
-{
+int vgpu_ledger_take(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out) {
     int rc = -ENOENT;
 
     vgpu_lock(&ledger->lock);
@@ -205,14 +192,12 @@ int vgpu_ledger_take(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_en
     return rc;
 }
 
-int vgpu_ledger_get(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out)
-{
+int vgpu_ledger_get(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out) {
     return vgpu_ledger_add(ledger, kind, key, 0, 0, out);
 }
 
 int vgpu_ledger_add(vgpu_ledger *ledger, int kind, uint64_t key, int64_t aux, int64_t aux2,
-                    struct vgpu_entry *out)
-{
+                    struct vgpu_entry *out) {
     int rc = -ENOENT;
 
     vgpu_lock(&ledger->lock);
@@ -228,8 +213,7 @@ int vgpu_ledger_add(vgpu_ledger *ledger, int kind, uint64_t key, int64_t aux, in
     return rc;
 }
 
-int vgpu_ledger_ref(vgpu_ledger *ledger, int kind, uint64_t key, int device, uint64_t bytes)
-{
+int vgpu_ledger_ref(vgpu_ledger *ledger, int kind, uint64_t key, int device, uint64_t bytes) {
     int rc = 0;
 
     vgpu_lock(&ledger->lock);
@@ -246,8 +230,7 @@ int vgpu_ledger_ref(vgpu_ledger *ledger, int kind, uint64_t key, int device, uin
     return rc;
 }
 
-int vgpu_ledger_unref(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out)
-{
+int vgpu_ledger_unref(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out) {
     int rc = -ENOENT;
 
     vgpu_lock(&ledger->lock);
@@ -265,8 +248,7 @@ int vgpu_ledger_unref(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_e
     return rc;
 }
 
-int vgpu_ledger_next(vgpu_ledger *ledger, int kind, uint64_t *cursor, struct vgpu_entry *out)
-{
+int vgpu_ledger_next(vgpu_ledger *ledger, int kind, uint64_t *cursor, struct vgpu_entry *out) {
     int rc = -ENOENT;
 
     vgpu_lock(&ledger->lock);
@@ -281,8 +263,7 @@ int vgpu_ledger_next(vgpu_ledger *ledger, int kind, uint64_t *cursor, struct vgp
     return rc;
 }
 
-uint64_t vgpu_ledger_count(vgpu_ledger *ledger)
-{
+uint64_t vgpu_ledger_count(vgpu_ledger *ledger) {
     vgpu_lock(&ledger->lock);
     uint64_t count = ledger->count;
     vgpu_unlock(&ledger->lock);

@@ -36,19 +36,16 @@ struct sums {
 
 /* ---- limits ------------------------------------------------------------------------------ */
 
-static int is_space(char c)
-{
+static int is_space(char c) {
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-static int is_digit(char c)
-{
+static int is_digit(char c) {
     return c >= '0' && c <= '9';
 }
 
 /* Takes white space off both ends. -EINVAL when that was more than one newline. */
-static int trim(const char **text, const char **end)
-{
+static int trim(const char **text, const char **end) {
     int newlines = 0;
 
     while (*text < *end && is_space(**text)) {
@@ -61,8 +58,7 @@ static int trim(const char **text, const char **end)
 }
 
 /* The factor of a unit: [kmgt][i][bB], each optional, no i without a letter before. 0 = malformed. */
-static uint64_t unit_factor(const char *at, const char *end)
-{
+static uint64_t unit_factor(const char *at, const char *end) {
     static const char letters[] = "kmgt";
     uint64_t factor = 1;
 
@@ -79,8 +75,7 @@ static uint64_t unit_factor(const char *at, const char *end)
     return at == end ? factor : 0;
 }
 
-int vgpu_limit_parse(const char *text, uint64_t length, uint64_t *bytes)
-{
+int vgpu_limit_parse(const char *text, uint64_t length, uint64_t *bytes) {
     const char *end = text + length, *whole, *fraction, *unit;
     uint64_t factor, value = 0, part = 0;
     int over = 0;
@@ -127,8 +122,7 @@ int vgpu_limit_parse(const char *text, uint64_t length, uint64_t *bytes)
     return 0;
 }
 
-void vgpu_core_set_limit(vgpu_core *core, int device, uint64_t bytes)
-{
+void vgpu_core_set_limit(vgpu_core *core, int device, uint64_t bytes) {
     if (!vgpu_bad_device(device)) {
         __atomic_store_n(&core->own[device].limit, bytes, __ATOMIC_RELAXED);
     }
@@ -136,8 +130,7 @@ void vgpu_core_set_limit(vgpu_core *core, int device, uint64_t bytes)
 
 /* A recorded limit that other processes of the container hold is no news: only a change since we
  * agreed with it is, and only one that would lift ours. */
-static uint64_t limit_of(vgpu_core *core, int device)
-{
+static uint64_t limit_of(vgpu_core *core, int device) {
     uint64_t own = __atomic_load_n(&core->own[device].limit, __ATOMIC_RELAXED);
     uint64_t found = __atomic_load_n(&core->region->limit[device], __ATOMIC_RELAXED);
 
@@ -154,20 +147,18 @@ static uint64_t limit_of(vgpu_core *core, int device)
     return own;
 }
 
-uint64_t vgpu_core_limit(vgpu_core *core, int device)
-{
+uint64_t vgpu_core_limit(vgpu_core *core, int device) {
     return vgpu_bad_device(device) ? 0 : limit_of(core, device);
 }
 
-void vgpu_core_record_limit(vgpu_core *core, int device, uint64_t bytes)
-{
+void vgpu_core_record_limit(vgpu_core *core, int device, uint64_t bytes) {
     uint64_t found = 0;
 
     if (vgpu_bad_device(device) || core->read_only) {
         return;
     }
-    if (__atomic_compare_exchange_n(&core->region->limit[device], &found, bytes, 0, __ATOMIC_ACQ_REL,
-                                    __ATOMIC_ACQUIRE)) {
+    if (__atomic_compare_exchange_n(&core->region->limit[device], &found, bytes, 0,
+                                    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         found = bytes;
     }
     __atomic_store_n(&core->own[device].recorded, found, __ATOMIC_RELAXED);
@@ -175,14 +166,12 @@ void vgpu_core_record_limit(vgpu_core *core, int device, uint64_t bytes)
 
 /* ---- own word ---------------------------------------------------------------------------- */
 
-static inline uint64_t shadow_of(const struct vgpu_own *own)
-{
+static inline uint64_t shadow_of(const struct vgpu_own *own) {
     return __atomic_load_n(&own->shadow, __ATOMIC_RELAXED);
 }
 
 /* Under own->lock. `announce`: everybody's look that comes after ours sees it. */
-static inline void publish(struct vgpu_core *core, int device, uint64_t shadow, int announce)
-{
+static inline void publish(struct vgpu_core *core, int device, uint64_t shadow, int announce) {
     struct vgpu_own *own = &core->own[device];
     uint32_t slot = (uint32_t)core->slot;
     uint64_t *word = &core->ext->word[device][slot];
@@ -203,8 +192,7 @@ static inline void publish(struct vgpu_core *core, int device, uint64_t shadow, 
 }
 
 /* Under own->lock: shows the columns in HAMi's part. */
-static inline void show(struct vgpu_core *core, int device)
-{
+static inline void show(struct vgpu_core *core, int device) {
     struct vgpu_own *own = &core->own[device];
     struct vgpu_hami_memory *used = &core->region->procs[core->slot].used[device];
 
@@ -214,14 +202,12 @@ static inline void show(struct vgpu_core *core, int device)
     __atomic_store_n(&used->total, (uint64_t)(uint32_t)own->shadow * VGPU_UNIT, __ATOMIC_RELAXED);
 }
 
-static inline int column_of(int kind)
-{
+static inline int column_of(int kind) {
     return kind == VGPU_KIND_CONTEXT || kind == VGPU_KIND_MODULE ? kind : VGPU_KIND_DATA;
 }
 
 /* Takes `bytes` off the column of `kind`, the rest off the others: the sum must stay the total. */
-static void column_take(struct vgpu_own *own, int kind, uint64_t bytes)
-{
+static void column_take(struct vgpu_own *own, int kind, uint64_t bytes) {
     for (int i = 0; i < 3 && bytes; i++) {
         uint64_t *column = &own->column[(kind + i) % 3];
         uint64_t part = bytes < *column ? bytes : *column;
@@ -230,33 +216,29 @@ static void column_take(struct vgpu_own *own, int kind, uint64_t bytes)
     }
 }
 
-static inline uint64_t units_of(uint64_t bytes)
-{
+static inline uint64_t units_of(uint64_t bytes) {
     return bytes / VGPU_UNIT + (bytes % VGPU_UNIT != 0);
 }
 
 /* How much may still be added before a half of the word runs over. */
-static inline uint64_t headroom(uint64_t shadow)
-{
+static inline uint64_t headroom(uint64_t shadow) {
     uint64_t held = (shadow >> 32) + (uint32_t)shadow;
     return held < UINT32_MAX ? UINT32_MAX - held : 0;
 }
 
-static inline int own_lock(struct vgpu_own *own)
-{
-    return __builtin_expect(vgpu_lock_try(&own->lock), 1) || vgpu_lock_wait(&own->lock, OWN_WAIT_NS);
+static inline int own_lock(struct vgpu_own *own) {
+    return __builtin_expect(vgpu_lock_try(&own->lock), 1) ||
+           vgpu_lock_wait(&own->lock, OWN_WAIT_NS);
 }
 
 /* For changes that must happen: a holder that is not back after a second was cancelled. */
-static inline void own_lock_surely(struct vgpu_own *own)
-{
+static inline void own_lock_surely(struct vgpu_own *own) {
     if (__builtin_expect(!vgpu_lock_try(&own->lock), 0)) {
         (void)vgpu_lock_wait(&own->lock, STEAL_AFTER_NS);
     }
 }
 
-static inline int announce(struct vgpu_core *core, int device, uint64_t units)
-{
+static inline int announce(struct vgpu_core *core, int device, uint64_t units) {
     struct vgpu_own *own = &core->own[device];
     int done = 0;
 
@@ -270,8 +252,7 @@ static inline int announce(struct vgpu_core *core, int device, uint64_t units)
     return done ? 0 : -ENOMEM;
 }
 
-static void withdraw(struct vgpu_core *core, int device, uint64_t units)
-{
+static void withdraw(struct vgpu_core *core, int device, uint64_t units) {
     struct vgpu_own *own = &core->own[device];
 
     own_lock_surely(own);
@@ -280,8 +261,7 @@ static void withdraw(struct vgpu_core *core, int device, uint64_t units)
 }
 
 /* Announced bytes become granted in one store. */
-static inline void grant(struct vgpu_core *core, int device, uint64_t units, int kind)
-{
+static inline void grant(struct vgpu_core *core, int device, uint64_t units, int kind) {
     struct vgpu_own *own = &core->own[device];
 
     own_lock_surely(own);
@@ -292,8 +272,7 @@ static inline void grant(struct vgpu_core *core, int device, uint64_t units, int
 }
 
 /* Without asking. Past what a word can hold (16 TiB) it stays at the most. */
-static void grant_forced(struct vgpu_core *core, int device, uint64_t units, int kind)
-{
+static void grant_forced(struct vgpu_core *core, int device, uint64_t units, int kind) {
     struct vgpu_own *own = &core->own[device];
 
     own_lock_surely(own);
@@ -308,8 +287,7 @@ static void grant_forced(struct vgpu_core *core, int device, uint64_t units, int
 
 /* ---- looking ----------------------------------------------------------------------------- */
 
-static inline void add_words(const uint64_t *from, const uint64_t *to, struct sums *sums)
-{
+static inline void add_words(const uint64_t *from, const uint64_t *to, struct sums *sums) {
     uint64_t granted = 0, undecided = 0;
 
     for (; from < to; from++) {
@@ -322,8 +300,7 @@ static inline void add_words(const uint64_t *from, const uint64_t *to, struct su
 }
 
 /* One pass over everybody. Our own part is the shadow, which nobody else can write. */
-static inline struct sums look(const struct vgpu_core *core, int device)
-{
+static inline struct sums look(const struct vgpu_core *core, int device) {
     const uint64_t *words = core->ext->word[device];
     uint32_t high = vgpu_slot_high(core->ext);
     uint32_t slot = core->slot < 0 ? high : (uint32_t)core->slot;
@@ -343,8 +320,7 @@ static inline struct sums look(const struct vgpu_core *core, int device)
     return sums;
 }
 
-static inline void note_peak(struct vgpu_core *core, int device, const struct sums *sums)
-{
+static inline void note_peak(struct vgpu_core *core, int device, const struct sums *sums) {
     uint64_t bytes = (sums->granted + sums->undecided) * VGPU_UNIT;
 
     if (bytes > __atomic_load_n(&core->ext->peak[device], __ATOMIC_RELAXED)) {
@@ -357,8 +333,7 @@ static inline void note_peak(struct vgpu_core *core, int device, const struct su
 /* Announces and waits until others have decided, at most UNDECIDED_NS; after that their bytes count
  * as granted. 0; -ENOMEM granted bytes leave no room; -EAGAIN others stay undecided. Without the
  * lock only the lowest slot waits, the others make way at once. */
-static int decide(struct vgpu_core *core, int device, uint64_t units, uint64_t room, int locked)
-{
+static int decide(struct vgpu_core *core, int device, uint64_t units, uint64_t room, int locked) {
     uint64_t end = vgpu_clock(CLOCK_MONOTONIC) + UNDECIDED_NS;
 
     if (announce(core, device, units)) {
@@ -384,14 +359,13 @@ static int decide(struct vgpu_core *core, int device, uint64_t units, uint64_t r
 }
 
 /* After withdrawing: nobody undecided and room enough, so all who met gave way to each other. */
-static int worth_another(struct vgpu_core *core, int device, uint64_t units, uint64_t room)
-{
+static int worth_another(struct vgpu_core *core, int device, uint64_t units, uint64_t room) {
     struct sums sums = look(core, device);
     return sums.granted + sums.undecided + units <= room;
 }
 
-static int settle(struct vgpu_core *core, int device, uint64_t units, uint64_t room, uint64_t start)
-{
+static int settle(struct vgpu_core *core, int device, uint64_t units, uint64_t room,
+                  uint64_t start) {
     int locked = vgpu_region_lock(core);
     int tries = 0;
     int rc;
@@ -418,8 +392,7 @@ static int settle(struct vgpu_core *core, int device, uint64_t units, uint64_t r
 
 /* ---- charge ------------------------------------------------------------------------------ */
 
-static int refuse(struct vgpu_core *core, int device, uint64_t bytes)
-{
+static int refuse(struct vgpu_core *core, int device, uint64_t bytes) {
     struct vgpu_ext *ext = core->ext;
 
     __atomic_fetch_add(&ext->refused[device], 1, __ATOMIC_RELAXED);
@@ -430,8 +403,7 @@ static int refuse(struct vgpu_core *core, int device, uint64_t bytes)
 }
 
 /* Announced on success, not yet granted. */
-static int pass(struct vgpu_core *core, int device, uint64_t units, uint64_t room)
-{
+static int pass(struct vgpu_core *core, int device, uint64_t units, uint64_t room) {
     uint64_t start = 0;
 
     for (int again = 0;; again = 1) {
@@ -457,8 +429,7 @@ static int pass(struct vgpu_core *core, int device, uint64_t units, uint64_t roo
     }
 }
 
-int vgpu_charge(vgpu_core *core, int device, uint64_t bytes, int kind)
-{
+int vgpu_charge(vgpu_core *core, int device, uint64_t bytes, int kind) {
     uint64_t units = units_of(bytes);
     uint64_t limit;
 
@@ -481,8 +452,7 @@ int vgpu_charge(vgpu_core *core, int device, uint64_t bytes, int kind)
     return 0;
 }
 
-void vgpu_charge_forced(vgpu_core *core, int device, uint64_t bytes, int kind)
-{
+void vgpu_charge_forced(vgpu_core *core, int device, uint64_t bytes, int kind) {
     if (!vgpu_bad_device(device) && core->slot >= 0) {
         grant_forced(core, device, units_of(bytes), column_of(kind));
         struct sums sums = look(core, device);
@@ -490,8 +460,7 @@ void vgpu_charge_forced(vgpu_core *core, int device, uint64_t bytes, int kind)
     }
 }
 
-void vgpu_give_back(vgpu_core *core, int device, uint64_t bytes, int kind)
-{
+void vgpu_give_back(vgpu_core *core, int device, uint64_t bytes, int kind) {
     uint64_t units = units_of(bytes);
     int clamped = 0;
 
@@ -515,13 +484,11 @@ void vgpu_give_back(vgpu_core *core, int device, uint64_t bytes, int kind)
 
 /* ---- sums -------------------------------------------------------------------------------- */
 
-static uint64_t bytes_of(uint64_t units)
-{
+static uint64_t bytes_of(uint64_t units) {
     return units > UINT64_MAX / VGPU_UNIT ? UINT64_MAX : units * VGPU_UNIT;
 }
 
-uint64_t vgpu_used(vgpu_core *core, int device)
-{
+uint64_t vgpu_used(vgpu_core *core, int device) {
     if (vgpu_bad_device(device)) {
         return 0;
     }
@@ -529,14 +496,11 @@ uint64_t vgpu_used(vgpu_core *core, int device)
     return bytes_of(look(core, device).granted);
 }
 
-uint64_t vgpu_used_own(const vgpu_core *core, int device)
-{
-    return vgpu_bad_device(device) ? 0
-                                   : bytes_of((uint32_t)shadow_of(&core->own[device]));
+uint64_t vgpu_used_own(const vgpu_core *core, int device) {
+    return vgpu_bad_device(device) ? 0 : bytes_of((uint32_t)shadow_of(&core->own[device]));
 }
 
-uint64_t vgpu_used_slot(const vgpu_core *core, int slot, int device)
-{
+uint64_t vgpu_used_slot(const vgpu_core *core, int slot, int device) {
     if (vgpu_bad_device(device) || slot < 0 || slot >= VGPU_MAX_SLOTS ||
         !__atomic_load_n(&core->region->procs[slot].pid, __ATOMIC_RELAXED)) {
         return 0;

@@ -72,8 +72,7 @@ struct heads {
 /* ---- file ------------------------------------------------------------------------------ */
 
 /* NONBLOCK, so that a FIFO in the file's place cannot hold us. */
-int vgpu_file_open(const char *path, int flags)
-{
+int vgpu_file_open(const char *path, int flags) {
     struct stat st;
     int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0666);
 
@@ -87,8 +86,7 @@ int vgpu_file_open(const char *path, int flags)
     return fd;
 }
 
-static int lock_init(int fd)
-{
+static int lock_init(int fd) {
     uint64_t end = vgpu_clock(CLOCK_MONOTONIC) + INIT_WAIT_NS;
 
     for (;;) {
@@ -104,8 +102,7 @@ static int lock_init(int fd)
 }
 
 /* 1 when `path` still names the file behind `fd`, 0 when not, or -errno. */
-static int still_there(const char *path, int fd)
-{
+static int still_there(const char *path, int fd) {
     struct stat named, opened;
 
     if (fstat(fd, &opened)) {
@@ -117,8 +114,7 @@ static int still_there(const char *path, int fd)
     return named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
-static int judge_hami(const struct heads *heads, int64_t size)
-{
+static int judge_hami(const struct heads *heads, int64_t size) {
     if (heads->hami.major != VGPU_HAMI_MAJOR ||
         (heads->hami.minor != 1 && heads->hami.minor != VGPU_HAMI_MINOR)) {
         return -EPROTO;
@@ -140,8 +136,7 @@ static int judge_hami(const struct heads *heads, int64_t size)
 }
 
 /* An enum verdict, or -errno. */
-static int judge(int fd)
-{
+static int judge(int fd) {
     struct heads heads;
     struct stat st;
 
@@ -166,8 +161,7 @@ static int judge(int fd)
 }
 
 /* Writes every chunk as it is, zeros behind the end: for file systems without fallocate. */
-static int rewrite_all(int fd)
-{
+static int rewrite_all(int fd) {
     char chunk[4096];
 
     for (int64_t at = 0; at < VGPU_REGION_SIZE; at += (int64_t)sizeof(chunk)) {
@@ -184,8 +178,7 @@ static int rewrite_all(int fd)
 }
 
 /* Every block, now: a hole on a full disk would be a SIGBUS at some later store. */
-static int allocate(int fd)
-{
+static int allocate(int fd) {
     for (int tries = 0; tries < 100; tries++) {
         if (!fallocate(fd, 0, 0, VGPU_REGION_SIZE)) {
             return 0;
@@ -202,8 +195,7 @@ static int allocate(int fd)
 
 /* ---- contents -------------------------------------------------------------------------- */
 
-static int uuid_valid(const char *uuid)
-{
+static int uuid_valid(const char *uuid) {
     size_t length = strnlen(uuid, VGPU_UUID_LEN);
 
     for (size_t i = 0; i < length; i++) {
@@ -214,8 +206,7 @@ static int uuid_valid(const char *uuid)
     return length > 0 && length < VGPU_UUID_LEN;
 }
 
-static void fill_ext(struct vgpu_ext *ext, uint64_t instance)
-{
+static void fill_ext(struct vgpu_ext *ext, uint64_t instance) {
     memset(ext, 0, sizeof(*ext));
     ext->version = VGPU_EXT_VERSION;
     ext->size = VGPU_EXT_SIZE;
@@ -223,8 +214,7 @@ static void fill_ext(struct vgpu_ext *ext, uint64_t instance)
     ext->created_ns = vgpu_clock(CLOCK_REALTIME);
 }
 
-static void complete(struct vgpu_hami_region *region, struct vgpu_ext *ext)
-{
+static void complete(struct vgpu_hami_region *region, struct vgpu_ext *ext) {
     region->major_version = VGPU_HAMI_MAJOR;
     region->minor_version = VGPU_HAMI_MINOR;
     region->utilization_switch = 1;
@@ -233,8 +223,7 @@ static void complete(struct vgpu_hami_region *region, struct vgpu_ext *ext)
     __atomic_store_n(&ext->magic, VGPU_EXT_MAGIC, __ATOMIC_RELEASE);
 }
 
-static void fill_fresh(struct vgpu_hami_region *region, struct vgpu_ext *ext, uint64_t instance)
-{
+static void fill_fresh(struct vgpu_hami_region *region, struct vgpu_ext *ext, uint64_t instance) {
     memset(region, 0, sizeof(*region));
     region->priority = 1;
     fill_ext(ext, instance);
@@ -243,8 +232,7 @@ static void fill_fresh(struct vgpu_hami_region *region, struct vgpu_ext *ext, ui
 
 /* 1.1 and 1.2 have uuids and limits at the same offsets: kept where they can be meant. All else
  * of the old file, slots above all, belongs to processes that are gone. */
-static void fill_old(struct vgpu_hami_region *region, struct vgpu_ext *ext, uint64_t instance)
-{
+static void fill_old(struct vgpu_hami_region *region, struct vgpu_ext *ext, uint64_t instance) {
     uint64_t devices = region->device_num;
 
     region->sm_init_flag = 0;
@@ -268,8 +256,7 @@ static void fill_old(struct vgpu_hami_region *region, struct vgpu_ext *ext, uint
 }
 
 /* A new run of the container: what the last one recorded about its quota is void. */
-static void forget_run(struct vgpu_core *core, uint64_t instance)
-{
+static void forget_run(struct vgpu_core *core, uint64_t instance) {
     struct vgpu_ext *ext = core->ext;
     uint32_t high = vgpu_slot_high(ext);
 
@@ -293,8 +280,7 @@ static void forget_run(struct vgpu_core *core, uint64_t instance)
 
 /* ---- mapping --------------------------------------------------------------------------- */
 
-int vgpu_core_map(struct vgpu_core *core, int fd)
-{
+int vgpu_core_map(struct vgpu_core *core, int fd) {
     int protection = core->read_only ? PROT_READ : PROT_READ | PROT_WRITE;
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     void *at = mmap(core->region, VGPU_REGION_SIZE, protection,
@@ -310,8 +296,7 @@ int vgpu_core_map(struct vgpu_core *core, int fd)
 }
 
 /* Under the lock: makes or brings up to date, and maps. */
-static int prepare(struct vgpu_core *core, int fd, uint64_t instance)
-{
+static int prepare(struct vgpu_core *core, int fd, uint64_t instance) {
     int verdict = judge(fd);
     int rc = verdict;
 
@@ -340,8 +325,7 @@ static int prepare(struct vgpu_core *core, int fd, uint64_t instance)
     return rc < 0 ? rc : 0;
 }
 
-static int attach(struct vgpu_core *core, int fd, uint64_t instance)
-{
+static int attach(struct vgpu_core *core, int fd, uint64_t instance) {
     uint64_t recorded = 0;
     int verdict = judge(fd);
     int rc;
@@ -369,8 +353,7 @@ static int attach(struct vgpu_core *core, int fd, uint64_t instance)
 }
 
 /* Never O_CREAT on a file that may exist: fs.protected_regular refuses that in sticky folders. */
-static int open_or_make(const char *path)
-{
+static int open_or_make(const char *path) {
     int fd = vgpu_file_open(path, O_RDWR);
 
     if (fd == -ENOENT) {
@@ -386,9 +369,9 @@ static int open_or_make(const char *path)
     return fd;
 }
 
-static int try_open(struct vgpu_core *core, int mode, uint64_t instance)
-{
-    int fd = mode == VGPU_OPEN_CREATE ? open_or_make(core->path) : vgpu_file_open(core->path, O_RDONLY);
+static int try_open(struct vgpu_core *core, int mode, uint64_t instance) {
+    int fd =
+        mode == VGPU_OPEN_CREATE ? open_or_make(core->path) : vgpu_file_open(core->path, O_RDONLY);
     struct stat st;
     int rc;
 
@@ -415,14 +398,12 @@ static int try_open(struct vgpu_core *core, int mode, uint64_t instance)
 
 /* ---- handle ---------------------------------------------------------------------------- */
 
-static void free_handle(struct vgpu_core *core)
-{
+static void free_handle(struct vgpu_core *core) {
     munmap((void *)(uintptr_t)core->cookie, core->handle_bytes);
 }
 
 /* A mapping of its own: the first page is the cookie, the struct follows. */
-static int new_handle(struct vgpu_core **out)
-{
+static int new_handle(struct vgpu_core **out) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t bytes = page + (sizeof(struct vgpu_core) + page - 1) / page * page;
     char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -442,8 +423,7 @@ static int new_handle(struct vgpu_core **out)
     return 0;
 }
 
-int vgpu_core_open(vgpu_core **out, const char *path, int mode, uint64_t instance)
-{
+int vgpu_core_open(vgpu_core **out, const char *path, int mode, uint64_t instance) {
     size_t length = strnlen(path, PATH_MAX);
     struct vgpu_core *core;
     int rc;
@@ -480,8 +460,7 @@ int vgpu_core_open(vgpu_core **out, const char *path, int mode, uint64_t instanc
     return 0;
 }
 
-int vgpu_core_open_private(vgpu_core **out)
-{
+int vgpu_core_open_private(vgpu_core **out) {
     struct vgpu_core *core;
     int rc = new_handle(&core);
 
@@ -501,8 +480,7 @@ int vgpu_core_open_private(vgpu_core **out)
     return 0;
 }
 
-void vgpu_core_close(vgpu_core *core)
-{
+void vgpu_core_close(vgpu_core *core) {
     if (!core) {
         return;
     }
@@ -516,33 +494,28 @@ void vgpu_core_close(vgpu_core *core)
     free_handle(core);
 }
 
-int vgpu_core_is_stale(const vgpu_core *core)
-{
+int vgpu_core_is_stale(const vgpu_core *core) {
     if (core->wipes) {
         return __atomic_load_n(core->cookie, __ATOMIC_RELAXED) == 0;
     }
     return core->pid != (int32_t)getpid();
 }
 
-int vgpu_core_is_creator(const vgpu_core *core)
-{
+int vgpu_core_is_creator(const vgpu_core *core) {
     return core->creator;
 }
 
-struct vgpu_hami_region *vgpu_core_region(const vgpu_core *core)
-{
+struct vgpu_hami_region *vgpu_core_region(const vgpu_core *core) {
     return core->region;
 }
 
-struct vgpu_ext *vgpu_core_ext(const vgpu_core *core)
-{
+struct vgpu_ext *vgpu_core_ext(const vgpu_core *core) {
     return core->ext;
 }
 
 /* ---- devices ---------------------------------------------------------------------------- */
 
-static int find_device(const struct vgpu_core *core, const char *uuid, uint64_t *count)
-{
+static int find_device(const struct vgpu_core *core, const char *uuid, uint64_t *count) {
     *count = __atomic_load_n(&core->region->device_num, __ATOMIC_ACQUIRE);
     if (*count > VGPU_MAX_DEVICES) {
         *count = VGPU_MAX_DEVICES;
@@ -555,8 +528,7 @@ static int find_device(const struct vgpu_core *core, const char *uuid, uint64_t 
     return -ENOENT;
 }
 
-static int add_device(struct vgpu_core *core, const char *uuid)
-{
+static int add_device(struct vgpu_core *core, const char *uuid) {
     uint64_t count;
     int index = find_device(core, uuid, &count);
 
@@ -572,8 +544,7 @@ static int add_device(struct vgpu_core *core, const char *uuid)
     return (int)count;
 }
 
-int vgpu_core_device(vgpu_core *core, const char *uuid, int add)
-{
+int vgpu_core_device(vgpu_core *core, const char *uuid, int add) {
     uint64_t count;
     int index, fd, rc;
 

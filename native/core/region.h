@@ -87,19 +87,19 @@ struct vgpu_hami_region {
     uint32_t major_version;
     uint32_t minor_version;
     int32_t sm_init_flag;
-    uint64_t owner_pid;                               /* 0: we do not use HAMi's semaphores */
-    uint8_t sem[32];                                  /* 0 */
-    uint64_t device_num;                              /* devices with a uuid below; any, grows only */
-    char uuids[VGPU_MAX_DEVICES][VGPU_UUID_LEN];      /* NUL-terminated, NVML order; any */
-    uint64_t limit[VGPU_MAX_DEVICES];                 /* bytes, 0 = none; creator; a report, see above */
-    uint64_t sm_limit[VGPU_MAX_DEVICES];              /* percent, 0 = none; creator */
-    struct vgpu_hami_slot procs[VGPU_MAX_SLOTS];      /* dense 0..proc_num-1, dead ones included */
-    int32_t proc_num;                                 /* highest slot ever used + 1 */
-    int32_t utilization_switch;                       /* monitor; 1 */
-    int32_t recent_kernel;                            /* monitor and shim; 2 */
-    int32_t priority;                                 /* creator; 1 */
-    uint64_t last_kernel_time;                        /* s since the epoch; 0 until a kernel ran */
-    uint8_t sem_postinit[32];                         /* 0 */
+    uint64_t owner_pid;                          /* 0: we do not use HAMi's semaphores */
+    uint8_t sem[32];                             /* 0 */
+    uint64_t device_num;                         /* devices with a uuid below; any, grows only */
+    char uuids[VGPU_MAX_DEVICES][VGPU_UUID_LEN]; /* NUL-terminated, NVML order; any */
+    uint64_t limit[VGPU_MAX_DEVICES];            /* bytes, 0 = none; creator; a report, see above */
+    uint64_t sm_limit[VGPU_MAX_DEVICES];         /* percent, 0 = none; creator */
+    struct vgpu_hami_slot procs[VGPU_MAX_SLOTS]; /* dense 0..proc_num-1, dead ones included */
+    int32_t proc_num;                            /* highest slot ever used + 1 */
+    int32_t utilization_switch;                  /* monitor; 1 */
+    int32_t recent_kernel;                       /* monitor and shim; 2 */
+    int32_t priority;                            /* creator; 1 */
+    uint64_t last_kernel_time;                   /* s since the epoch; 0 until a kernel ran */
+    uint8_t sem_postinit[32];                    /* 0 */
 };
 
 /* What liveness needs beside the lock. Owner writes, before its first charge. */
@@ -110,10 +110,10 @@ struct vgpu_slot_info {
 
 /* Part two. Fields that different writers share sit on cache lines of their own. */
 struct vgpu_ext {
-    uint32_t magic;      /* VGPU_EXT_MAGIC; creator, the last word written: marks the file complete */
-    uint32_t version;    /* VGPU_EXT_VERSION */
-    uint64_t size;       /* VGPU_EXT_SIZE */
-    uint64_t instance;   /* identity of the container run that recorded limit[]; creator */
+    uint32_t magic;    /* VGPU_EXT_MAGIC; creator, the last word written: marks the file complete */
+    uint32_t version;  /* VGPU_EXT_VERSION */
+    uint64_t size;     /* VGPU_EXT_SIZE */
+    uint64_t instance; /* identity of the container run that recorded limit[]; creator */
     uint64_t created_ns; /* CLOCK_REALTIME */
     uint64_t spare0[4];
 

@@ -22,26 +22,22 @@
 
 /* ---- life -------------------------------------------------------------------------------- */
 
-int vgpu_file_lock(int fd, int64_t at)
-{
+int vgpu_file_lock(int fd, int64_t at) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
     return fcntl(fd, F_OFD_SETLK, &lock) ? -errno : 0;
 }
 
-void vgpu_file_unlock(int fd, int64_t at)
-{
+void vgpu_file_unlock(int fd, int64_t at) {
     struct flock lock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
     (void)fcntl(fd, F_OFD_SETLK, &lock);
 }
 
-int vgpu_file_locked(int fd, int64_t at, int64_t length)
-{
+int vgpu_file_locked(int fd, int64_t at, int64_t length) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = length};
     return fcntl(fd, F_OFD_GETLK, &lock) ? -errno : lock.l_type != F_UNLCK;
 }
 
-int vgpu_core_reopen(const struct vgpu_core *core)
-{
+int vgpu_core_reopen(const struct vgpu_core *core) {
     struct stat st;
     int fd = vgpu_file_open(core->path, core->read_only ? O_RDONLY : O_RDWR);
 
@@ -64,8 +60,7 @@ struct vgpu_stat {
 };
 
 /* Fields count from the last ')': the name before it may hold anything. */
-static int parse_stat(const char *text, struct vgpu_stat *out)
-{
+static int parse_stat(const char *text, struct vgpu_stat *out) {
     const char *at = strrchr(text, ')');
 
     memset(out, 0, sizeof(*out));
@@ -93,8 +88,7 @@ static int parse_stat(const char *text, struct vgpu_stat *out)
 }
 
 /* Reads /proc/<who>/stat; *pid is the number it starts with. */
-static int read_stat(const char *who, int32_t *pid, struct vgpu_stat *out)
-{
+static int read_stat(const char *who, int32_t *pid, struct vgpu_stat *out) {
     char path[64], text[1024];
     ssize_t length;
     int fd;
@@ -114,8 +108,7 @@ static int read_stat(const char *who, int32_t *pid, struct vgpu_stat *out)
     return parse_stat(text, out);
 }
 
-void vgpu_identify(struct vgpu_core *core)
-{
+void vgpu_identify(struct vgpu_core *core) {
     struct vgpu_stat self;
     struct stat st;
     int32_t pid = 0;
@@ -131,8 +124,7 @@ void vgpu_identify(struct vgpu_core *core)
 /* What can be known of a slot's process without its lock. */
 enum fate { FATE_UNKNOWN, FATE_GONE, FATE_DYING, FATE_RUNNING };
 
-static enum fate fate(const struct vgpu_core *core, uint32_t slot)
-{
+static enum fate fate(const struct vgpu_core *core, uint32_t slot) {
     const struct vgpu_slot_info *info = &core->ext->info[slot];
     uint64_t start = __atomic_load_n(&info->start_time, __ATOMIC_RELAXED);
     uint64_t pid_ns = __atomic_load_n(&info->pid_ns, __ATOMIC_RELAXED);
@@ -159,8 +151,7 @@ static enum fate fate(const struct vgpu_core *core, uint32_t slot)
     return stat.vsize ? FATE_RUNNING : FATE_DYING;
 }
 
-int vgpu_core_slot_live(vgpu_core *core, int slot)
-{
+int vgpu_core_slot_live(vgpu_core *core, int slot) {
     int fd, locked;
 
     if (slot < 0 || slot >= VGPU_MAX_SLOTS) {
@@ -187,8 +178,7 @@ int vgpu_core_slot_live(vgpu_core *core, int slot)
 
 /* ---- writing a slot ---------------------------------------------------------------------- */
 
-void vgpu_raise_slot_high(struct vgpu_ext *ext, uint32_t slot)
-{
+void vgpu_raise_slot_high(struct vgpu_ext *ext, uint32_t slot) {
     uint32_t high = __atomic_load_n(&ext->slot_high, __ATOMIC_SEQ_CST);
 
     while (high <= slot) {
@@ -199,8 +189,7 @@ void vgpu_raise_slot_high(struct vgpu_ext *ext, uint32_t slot)
     }
 }
 
-static void raise_proc_num(struct vgpu_hami_region *region, uint32_t slot)
-{
+static void raise_proc_num(struct vgpu_hami_region *region, uint32_t slot) {
     int32_t count = __atomic_load_n(&region->proc_num, __ATOMIC_RELAXED);
     int32_t wanted = count > VGPU_MAX_SLOTS ? VGPU_MAX_SLOTS : (int32_t)slot + 1;
 
@@ -212,8 +201,7 @@ static void raise_proc_num(struct vgpu_hami_region *region, uint32_t slot)
     }
 }
 
-static int slot_dirty(const struct vgpu_core *core, uint32_t slot)
-{
+static int slot_dirty(const struct vgpu_core *core, uint32_t slot) {
     if (__atomic_load_n(&core->region->procs[slot].pid, __ATOMIC_RELAXED) ||
         __atomic_load_n(&core->region->procs[slot].status, __ATOMIC_RELAXED)) {
         return 1;
@@ -228,23 +216,22 @@ static int slot_dirty(const struct vgpu_core *core, uint32_t slot)
 
 /* The words first: they are the quota. A settle lock of this slot goes with it, or a later owner of
  * the slot would look like its holder. */
-void vgpu_slot_wipe(struct vgpu_core *core, uint32_t slot)
-{
+void vgpu_slot_wipe(struct vgpu_core *core, uint32_t slot) {
     struct vgpu_hami_slot *hami = &core->region->procs[slot];
     uint32_t holder = slot + 1;
 
     for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
         __atomic_store_n(&core->ext->word[device][slot], 0, __ATOMIC_RELEASE);
     }
-    __atomic_compare_exchange_n(&core->ext->lock, &holder, 0, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    __atomic_compare_exchange_n(&core->ext->lock, &holder, 0, 0, __ATOMIC_ACQ_REL,
+                                __ATOMIC_RELAXED);
     __atomic_store_n(&hami->status, VGPU_SLOT_DEAD, __ATOMIC_RELEASE);
     memset(hami, 0, sizeof(*hami));
     core->ext->info[slot].start_time = 0;
     core->ext->info[slot].pid_ns = 0;
 }
 
-static void fill_slot(struct vgpu_core *core, uint32_t slot)
-{
+static void fill_slot(struct vgpu_core *core, uint32_t slot) {
     struct vgpu_hami_slot *hami = &core->region->procs[slot];
 
     vgpu_slot_wipe(core, slot);
@@ -260,8 +247,7 @@ static void fill_slot(struct vgpu_core *core, uint32_t slot)
 /* ---- claim and sweep --------------------------------------------------------------------- */
 
 /* Locks a byte whose slot may be used, and answers its number. */
-static int lock_free_slot(struct vgpu_core *core, int fd)
-{
+static int lock_free_slot(struct vgpu_core *core, int fd) {
     for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS; slot++) {
         int rc = vgpu_file_lock(fd, VGPU_SLOT_LOCK_AT + slot);
         if (rc == -EAGAIN || rc == -EACCES) {
@@ -275,8 +261,7 @@ static int lock_free_slot(struct vgpu_core *core, int fd)
     return -EUSERS;
 }
 
-static int claim(struct vgpu_core *core)
-{
+static int claim(struct vgpu_core *core) {
     int fd, slot, rc;
 
     if (core->slot >= 0) {
@@ -300,8 +285,7 @@ static int claim(struct vgpu_core *core)
     return rc;
 }
 
-int vgpu_core_claim(vgpu_core *core)
-{
+int vgpu_core_claim(vgpu_core *core) {
     int rc;
 
     if (core->read_only) {
@@ -313,15 +297,13 @@ int vgpu_core_claim(vgpu_core *core)
     return rc;
 }
 
-int vgpu_core_slot(const vgpu_core *core)
-{
+int vgpu_core_slot(const vgpu_core *core) {
     return __atomic_load_n(&core->slot, __ATOMIC_ACQUIRE);
 }
 
 /* GPU memory of a killed process is freed after its address space, hence after our lock: a slot
  * is given on only when the process is past that. `fd` < 0: no locks to go by. */
-static int sweep_slot(struct vgpu_core *core, int fd, uint32_t slot)
-{
+static int sweep_slot(struct vgpu_core *core, int fd, uint32_t slot) {
     int freed = 0;
 
     if (fd < 0) {
@@ -342,8 +324,7 @@ static int sweep_slot(struct vgpu_core *core, int fd, uint32_t slot)
     return freed;
 }
 
-int vgpu_core_sweep(vgpu_core *core, int force)
-{
+int vgpu_core_sweep(vgpu_core *core, int force) {
     uint64_t now = vgpu_clock(CLOCK_MONOTONIC_COARSE);
     uint64_t last = __atomic_load_n(&core->swept_ns, __ATOMIC_RELAXED);
     int32_t own = __atomic_load_n(&core->slot, __ATOMIC_ACQUIRE);
@@ -374,8 +355,7 @@ int vgpu_core_sweep(vgpu_core *core, int force)
 
 /* ---- locks that are waited for ------------------------------------------------------------ */
 
-int vgpu_lock_wait(uint32_t *lock, uint64_t bound_ns)
-{
+int vgpu_lock_wait(uint32_t *lock, uint64_t bound_ns) {
     uint64_t end = 0;
 
     for (unsigned turn = 0;; turn++) {
@@ -398,8 +378,7 @@ int vgpu_lock_wait(uint32_t *lock, uint64_t bound_ns)
     }
 }
 
-uint64_t vgpu_jitter(const struct vgpu_core *core, uint64_t most)
-{
+uint64_t vgpu_jitter(const struct vgpu_core *core, uint64_t most) {
     uint64_t x = vgpu_clock(CLOCK_MONOTONIC) ^ ((uint64_t)core->slot << 32);
 
     x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
@@ -409,8 +388,7 @@ uint64_t vgpu_jitter(const struct vgpu_core *core, uint64_t most)
 
 /* The settle lock, between processes. 0: not got in time; the quota does not depend on it, settling
  * without it only takes longer. */
-int vgpu_region_lock(struct vgpu_core *core)
-{
+int vgpu_region_lock(struct vgpu_core *core) {
     uint32_t *lock = &core->ext->lock;
     uint32_t mine = (uint32_t)core->slot + 1, seen = 0;
     uint64_t end = 0, since = 0, asked = 0;
@@ -457,8 +435,7 @@ int vgpu_region_lock(struct vgpu_core *core)
     }
 }
 
-void vgpu_region_unlock(struct vgpu_core *core)
-{
+void vgpu_region_unlock(struct vgpu_core *core) {
     uint32_t mine = (uint32_t)core->slot + 1;
 
     __atomic_compare_exchange_n(&core->ext->lock, &mine, 0, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);

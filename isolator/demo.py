@@ -23,8 +23,9 @@ from isolator.libpath import library, simulator
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
-# The lab's 4 GiB request on a T4, as KAI rounds it; no smaller quota can hold 3 GiB and a context.
 STATE_SIM = "simgpu.state"
+GIB = 1 << 30
+OUT_OF_MEMORY = 2
 
 
 @dataclass
@@ -98,17 +99,24 @@ def _environment(gpu: str, work: Path) -> dict[str, str]:
     return env
 
 
+def _steps(limit: int) -> tuple[int, int]:
+    """What a tenant asks for: the lab's 3 GiB and 2 GiB, or as much of a quota of another size."""
+    if 3.6 * GIB <= limit < 5 * GIB:
+        return 3 * GIB, 2 * GIB
+    return limit * 3 // 4 // MIB * MIB, limit // 2 // MIB * MIB
+
+
 def _start(name: str, work: Path, gpu: str, limit: str, container: list[str] | None) -> Tenant:
     room, cache = work / name / "room", work / name / "cache"
     for folder in (room, cache):
         folder.mkdir(parents=True)
     cache.chmod(0o1777)
     env = _environment(gpu, work) | {names.ENV_MEMORY_LIMIT: limit}
-    command = [sys.executable, "-m", "isolator.tenant"]
+    command = [sys.executable, "-m", "isolator.tenant", *map(str, _steps(parse_limit(limit)))]
     if container is None:
         env |= {"LD_PRELOAD": str(library()), names.ENV_SHARED_CACHE: str(cache / names.CACHE_FILE)}
     else:
-        command = [*container, *command, "--contain", str(room), str(library()), str(cache)]
+        command = [*container, *command, str(room), str(library()), str(cache)]
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -129,19 +137,27 @@ def _stop(tenants: list[Tenant]) -> None:
             tenant.process.wait()
 
 
+def _size(size: int) -> str:
+    return f"{size // GIB} GiB" if size % GIB == 0 else f"{size // MIB} MiB"
+
+
 def _checks(tenant: Tenant, limit: int) -> list[tuple[str, str, bool]]:
     """What one tenant must show: (what, seen, right)."""
     if tenant.error():
         return [("tenant", tenant.error(), False)]
-    first = tenant.find("allocate", gib=3).get("result")
-    second = tenant.find("allocate", gib=2).get("result")
+    first, more = (tenant.find("allocate", step=step) for step in ("first", "more"))
+    fits, over = first.get("result") == 0, more.get("result") == OUT_OF_MEMORY
     holding = tenant.find("holding")
     smi = str(tenant.find("smi", kind="query").get("text", "")).strip()
     cells = [cell.strip() for cell in smi.splitlines()[0].split(",")] if smi else []
     total = cells[3] if len(cells) > 3 else smi
     rows = [
-        ("allocate 3 GiB", "no error" if first == 0 else f"error {first}", first == 0),
-        ("allocate another 2 GiB", "out of memory" if second == 2 else f"result {second}", second == 2),
+        (f"allocate {_size(first['bytes'])}", "no error" if fits else f"error {first['result']}", fits),
+        (
+            f"allocate another {_size(more['bytes'])}",
+            "out of memory" if over else f"result {more['result']}",
+            over,
+        ),
         ("total told to the program", f"{holding['total'] / MIB:.0f} MiB", holding["total"] == limit),
         ("total in nvidia-smi", total, total == f"{limit // MIB} MiB"),
     ]
@@ -153,7 +169,7 @@ def _checks(tenant: Tenant, limit: int) -> list[tuple[str, str, bool]]:
     if device is None:
         return [*rows, ("cache", "no device is used", False)]
     rows.append(("limit in the cache", f"{device.limit:.9e}", device.limit == limit))
-    right = 3 << 30 <= device.used <= limit
+    right = first["bytes"] <= device.used <= limit
     rows.append(("used in the cache", f"{device.used:.9e}", right))
     return rows
 
@@ -171,18 +187,19 @@ def _report(console: Console, tenants: list[Tenant], limit: int, contained: bool
     console.print(table)
     view = tenants[0].find("smi", kind="table").get("text", "")
     if view:
-        console.print(f"nvidia-smi in {tenants[0].name}:", view, sep="\n", highlight=False, markup=False)
-    uuids = {
-        str(t.find("smi", kind="query").get("text", "")).split(", ")[1:2][0] for t in tenants if not t.error()
-    }
-    if len(uuids) != 1:
+        console.print(
+            f"nvidia-smi in {tenants[0].name}:\n{view}", highlight=False, markup=False, soft_wrap=True
+        )
+    cards = {str(t.find("smi", kind="query").get("text", "")).partition("GPU-")[2][:36] for t in tenants}
+    if len(cards) != 1:
         console.print("the tenants did not run on the same GPU")
         passed = False
-    where = "containers of their own" if contained else "plain processes (namespaces are not allowed here)"
-    verdict = "PASS" if passed else "FAIL"
-    console.print(
-        f"{verdict}: two tenants in {where}, within the quota granted, over it refused", highlight=False
-    )
+    where = "containers of their own" if contained else "plain processes (no namespaces here)"
+    if passed:
+        verdict = f"PASS: two tenants in {where}: in-quota memory was granted, over-quota refused"
+    else:
+        verdict = f"FAIL: two tenants in {where}: see the rows marked WRONG"
+    console.print(verdict, highlight=False, soft_wrap=True)
     return passed
 
 

@@ -1,11 +1,15 @@
 """The lab's program, as one tenant runs it: 3 GiB in, 2 GiB more refused, 3 GiB held.
 
+The sizes are arguments, in bytes; the quota and the reason to believe it are not its business.
+
 It runs in a process of its own, on the standard library alone, and knows the CUDA driver API only: the
 library that holds it to its quota is loaded under it without its doing. Events go to standard output, a
 JSON object a line; it holds its memory until standard input ends.
 
-    python -m isolator.tenant            plain process, LD_PRELOAD set by the caller
-    python -m isolator.tenant --contain  in a container first: own mounts, the preload file, a limit file
+    python -m isolator.tenant FIRST MORE
+        plain process; the caller has set LD_PRELOAD
+    python -m isolator.tenant FIRST MORE ROOM LIBRARY CACHE
+        in a container first: mounts of its own, the preload file, a limit file
 """
 
 from __future__ import annotations
@@ -19,10 +23,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-
-GIB = 1 << 30
-MIB = 1 << 20
-OUT_OF_MEMORY = 2
 
 
 class DriverError(Exception):
@@ -84,16 +84,15 @@ def show_smi() -> None:
         say("smi", kind=kind, text=done.stdout or done.stderr)
 
 
-def prove(limit_text: str) -> None:
+def prove(first: int, more: int) -> None:
     """The lab's steps, each told as it happens."""
     show_smi()
     driver = Driver()
     driver.start()
-    say("start", pid=os.getpid(), limit=limit_text)
-    result, _ = driver.allocate(3 * GIB)
-    say("allocate", gib=3, result=result)
-    result, _ = driver.allocate(2 * GIB)
-    say("allocate", gib=2, result=result)
+    say("start", pid=os.getpid())
+    for step, size in (("first", first), ("more", more)):
+        result, _ = driver.allocate(size)
+        say("allocate", step=step, bytes=size, result=result)
     free, total = driver.memory()
     show_smi()
     say("holding", free=free, total=total)
@@ -138,25 +137,26 @@ def contain(room: Path, library: Path, cache: Path, limit: str) -> None:
     _mount("--bind", str(room / "etc"), "/etc")
 
 
-def _unreadable(folder: str, names: list[str]) -> set[str]:
+def _unreadable(folder: str, entries: list[str]) -> set[str]:
+    """Names that cannot be copied: not readable, or neither file nor folder."""
+    paths = {name: Path(folder) / name for name in entries}
     return {
         name
-        for name in names
-        if not os.access(Path(folder) / name, os.R_OK)
-        or (not (Path(folder) / name).is_file() and not (Path(folder) / name).is_dir())
+        for name, path in paths.items()
+        if not os.access(path, os.R_OK) or not (path.is_file() or path.is_dir())
     }
 
 
 def main() -> int:
     """Runs the proof; 0 when every step could be run, whatever it showed."""
-    limit = os.environ.get("CUDA_DEVICE_MEMORY_LIMIT", "")
+    first, more, *container = sys.argv[1:]
     try:
-        if sys.argv[1:2] == ["--contain"]:
-            room, library, cache = (Path(argument) for argument in sys.argv[2:5])
-            contain(room, library, cache, limit)
+        if container:
+            room, library, cache = (Path(argument) for argument in container)
+            contain(room, library, cache, os.environ["CUDA_DEVICE_MEMORY_LIMIT"])
             # Loaded anew, so that this time the loader finds the preload file.
-            os.execv(sys.executable, [sys.executable, "-m", "isolator.tenant"])
-        prove(limit)
+            os.execv(sys.executable, [sys.executable, "-m", "isolator.tenant", first, more])
+        prove(int(first), int(more))
     except (DriverError, OSError, shutil.Error) as error:
         say("error", text=str(error))
         return 1

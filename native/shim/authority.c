@@ -30,10 +30,10 @@ struct text {
 };
 
 /* Reads at most FILE_MAX bytes; files of /proc have no size to ask for. */
-static int text_read(struct text *text, const char *path)
-{
+static int text_read(struct text *text, const char *path) {
     text->length = 0;
-    text->bytes = mmap(NULL, FILE_MAX + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    text->bytes =
+        mmap(NULL, FILE_MAX + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (text->bytes == MAP_FAILED) {
         text->bytes = NULL;
         return -ENOMEM;
@@ -53,8 +53,7 @@ static int text_read(struct text *text, const char *path)
     return 0;
 }
 
-static void text_free(struct text *text)
-{
+static void text_free(struct text *text) {
     if (text->bytes)
         munmap(text->bytes, FILE_MAX + 1);
     text->bytes = NULL;
@@ -69,8 +68,7 @@ struct mounts {
 };
 
 /* mountinfo writes blanks in paths as \040. */
-static void unescape(char *path)
-{
+static void unescape(char *path) {
     char *out = path;
     for (; *path; out++) {
         if (path[0] == '\\' && path[1] >= '0' && path[1] <= '3' && path[2] && path[3]) {
@@ -83,8 +81,7 @@ static void unescape(char *path)
     *out = 0;
 }
 
-static void mount_line(char *line, const char *mount, struct mounts *mounts)
-{
+static void mount_line(char *line, const char *mount, struct mounts *mounts) {
     char *field = line, *point = NULL, *options = NULL, *save = NULL;
     for (int i = 0; i < 6; i++) {
         field = strtok_r(i ? NULL : line, " ", &save);
@@ -106,8 +103,7 @@ static void mount_line(char *line, const char *mount, struct mounts *mounts)
         mounts->limit = strncmp(options, "ro", 2) == 0 && (options[2] == ',' || !options[2]);
 }
 
-static void mounts_read(struct mounts *mounts, const char *mount)
-{
+static void mounts_read(struct mounts *mounts, const char *mount) {
     /* Longer than any other file here: one line a mount, hundreds on some hosts. */
     FILE *file = fopen("/proc/self/mountinfo", "re");
     char *line = NULL;
@@ -125,8 +121,7 @@ static void mounts_read(struct mounts *mounts, const char *mount)
 }
 
 /* Without /proc only the file system can be asked: enough to never trust a writable file. */
-static bool read_only(const char *path)
-{
+static bool read_only(const char *path) {
     struct statvfs fs;
     return statvfs(path, &fs) == 0 && (fs.f_flag & ST_RDONLY);
 }
@@ -139,8 +134,7 @@ struct environment {
     bool asked;
 };
 
-static const char *first_value(struct environment *env, const char *name)
-{
+static const char *first_value(struct environment *env, const char *name) {
     if (!env->asked) {
         env->asked = true;
         if (getpid() != 1 && text_read(&env->first, "/proc/1/environ"))
@@ -156,21 +150,18 @@ static const char *first_value(struct environment *env, const char *name)
     return NULL;
 }
 
-static const char *any_value(struct environment *env, const char *name)
-{
+static const char *any_value(struct environment *env, const char *name) {
     const char *own = getenv(name);
     return own && *own ? own : first_value(env, name);
 }
 
 typedef const char *lookup(struct environment *env, const char *name);
-static const char *own_value(struct environment *env, const char *name)
-{
+static const char *own_value(struct environment *env, const char *name) {
     (void)env;
     return getenv(name);
 }
 
-static void complain(struct authority *a, int error, const char *name, const char *value)
-{
+static void complain(struct authority *a, int error, const char *name, const char *value) {
     if (a->error)
         return;
     a->error = error;
@@ -178,8 +169,7 @@ static void complain(struct authority *a, int error, const char *name, const cha
 }
 
 /* Limits of one environment; number of variables that were set and not empty. */
-static int limits_of(struct authority *a, struct environment *env, lookup *get)
-{
+static int limits_of(struct authority *a, struct environment *env, lookup *get) {
     int found = 0;
     for (int i = -1; i < VGPU_MAX_DEVICES; i++) {
         char name[40] = LIMIT_NAME;
@@ -203,8 +193,7 @@ static int limits_of(struct authority *a, struct environment *env, lookup *get)
     return found;
 }
 
-static void sm_limits_of(struct authority *a)
-{
+static void sm_limits_of(struct authority *a) {
     for (int i = -1; i < VGPU_MAX_DEVICES; i++) {
         char name[40] = SM_NAME, *end = NULL;
         if (i >= 0)
@@ -221,8 +210,7 @@ static void sm_limits_of(struct authority *a)
 
 /* ---- limit file ------------------------------------------------------------------------- */
 
-static void limit_file(struct authority *a, const char *path)
-{
+static void limit_file(struct authority *a, const char *path) {
     struct text text;
     uint64_t bytes = 0;
     int error = text_read(&text, path);
@@ -239,14 +227,12 @@ static void limit_file(struct authority *a, const char *path)
 
 /* ---- region path ------------------------------------------------------------------------ */
 
-static bool plain_name(const char *name)
-{
+static bool plain_name(const char *name) {
     return name && *name && !strchr(name, '/') && strcmp(name, "..") != 0 && strlen(name) < 254;
 }
 
 /* The folder isolator 1.0 and 1.1 name by variables, below the containers mount. */
-static bool legacy_path(struct authority *a, struct environment *env, const char *mount)
-{
+static bool legacy_path(struct authority *a, struct environment *env, const char *mount) {
     const char *uid = any_value(env, "POD_UID");
     const char *container = any_value(env, "CONTAINER_NAME");
     if (!plain_name(uid) || !plain_name(container))
@@ -263,8 +249,7 @@ static bool legacy_path(struct authority *a, struct environment *env, const char
 }
 
 static void region_path(struct authority *a, struct environment *env, const char *mount,
-                        bool limit_file_found, bool containers)
-{
+                        bool limit_file_found, bool containers) {
     if (containers) {
         if (!limit_file_found && legacy_path(a, env, mount))
             return;
@@ -288,8 +273,7 @@ static void region_path(struct authority *a, struct environment *env, const char
 
 /* ---- this run of the container ------------------------------------------------------------ */
 
-static uint64_t start_time_of_first(void)
-{
+static uint64_t start_time_of_first(void) {
     struct text text;
     uint64_t ticks = 0;
     if (text_read(&text, "/proc/1/stat") == 0) {
@@ -304,8 +288,7 @@ static uint64_t start_time_of_first(void)
     return ticks;
 }
 
-static uint64_t container_instance(void)
-{
+static uint64_t container_instance(void) {
     struct stat space = {0};
     (void)!stat("/proc/self/ns/pid", &space);
     uint64_t mixed = (uint64_t)space.st_ino * 0x9e3779b97f4a7c15u ^ start_time_of_first();
@@ -313,8 +296,7 @@ static uint64_t container_instance(void)
 }
 
 /* Folder of this library as the loader was told, so the mount it came through. */
-static bool own_folder(char folder[PATH_MAX])
-{
+static bool own_folder(char folder[PATH_MAX]) {
     Dl_info info;
     if (!dladdr((void *)&authority_read, &info) || !info.dli_fname || info.dli_fname[0] != '/')
         return false;
@@ -325,8 +307,7 @@ static bool own_folder(char folder[PATH_MAX])
     return slash != folder;
 }
 
-void authority_read(struct authority *a)
-{
+void authority_read(struct authority *a) {
     char mount[PATH_MAX] = "", file[PATH_MAX + sizeof "/limit/" LIMIT_NAME];
     struct environment env = {0};
     struct mounts mounts = {0};

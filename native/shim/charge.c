@@ -2,8 +2,7 @@
 
 /* Reserve, call, settle: the one shape of every charged call. */
 
-CUresult charge(struct process *process, struct device *device, uint64_t bytes, int kind)
-{
+CUresult charge(struct process *process, struct device *device, uint64_t bytes, int kind) {
     if (UNLIKELY(process->mode != MODE_ON || device->index < 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (LIKELY(vgpu_charge(process->core, device->index, bytes, kind) == 0))
@@ -15,21 +14,18 @@ CUresult charge(struct process *process, struct device *device, uint64_t bytes, 
                                                                        : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-void charge_forced(struct process *process, struct device *device, uint64_t bytes, int kind)
-{
+void charge_forced(struct process *process, struct device *device, uint64_t bytes, int kind) {
     if (process->mode == MODE_ON && device->index >= 0 && bytes)
         vgpu_charge_forced(process->core, device->index, bytes, kind);
 }
 
-void give_back(struct process *process, struct device *device, uint64_t bytes, int kind)
-{
+void give_back(struct process *process, struct device *device, uint64_t bytes, int kind) {
     if (process->mode == MODE_ON && device->index >= 0 && bytes)
         vgpu_give_back(process->core, device->index, bytes, kind);
 }
 
-CUresult allocation_begin(struct allocation *a, struct process *process, uint64_t bytes)
-{
-    *a = (struct allocation){.process = process, .small = bytes <= MIB};
+CUresult allocation_begin(struct allocation *a, struct process *process, uint64_t bytes) {
+    *a = (struct allocation){.process = process};
     CUresult result = process_current(&a->device, process);
     if (result != CUDA_SUCCESS)
         return result;
@@ -41,49 +37,80 @@ CUresult allocation_begin(struct allocation *a, struct process *process, uint64_
     return result;
 }
 
-/* Brings the charge to what the driver really gave. */
-static CUresult allocation_adjust(struct allocation *a, uint64_t bytes)
-{
-    uint64_t real_bytes = granules(bytes);
-    if (real_bytes <= a->charged) {
-        give_back(a->process, a->device, a->charged - real_bytes, VGPU_KIND_DATA);
-        a->charged = real_bytes;
-        return CUDA_SUCCESS;
-    }
-    CUresult result = charge(a->process, a->device, real_bytes - a->charged, VGPU_KIND_DATA);
-    if (result == CUDA_SUCCESS)
-        a->charged = real_bytes;
-    return result;
+/* The driver's own rule, measured: it holds one block for each distinct address >> GRANULE_SHIFT that
+ * any live allocation of the context covers. Blocks covered whole belong to one allocation; those
+ * at its edges may be shared and are counted. */
+struct extent {
+    uint64_t whole; /* bytes in blocks covered whole */
+    uint64_t edge[2];
+    int edges;
+};
+
+static struct extent extent_of(uint64_t address, uint64_t bytes) {
+    struct extent e = {0};
+    uint64_t end = address + (bytes ? bytes : 1);
+    uint64_t first = (address + GRANULE - 1) & ~(GRANULE - 1), last = end & ~(GRANULE - 1);
+    if (address < first)
+        e.edge[e.edges++] = address >> GRANULE_SHIFT;
+    if (last < end && (last >= first || !e.edges))
+        e.edge[e.edges++] = end >> GRANULE_SHIFT;
+    e.whole = last > first ? last - first : 0;
+    return e;
 }
 
-static CUresult allocation_enter(struct allocation *a, uint64_t address, uint64_t bytes)
-{
-    a->small = bytes <= MIB;
-    if (!a->small && allocation_adjust(a, bytes) != CUDA_SUCCESS)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t block = address >> GRANULE_SHIFT;
+/* Counts into the edge blocks; bytes newly held through them, or a negative errno. */
+static int64_t edges_ref(struct process *process, int device, const struct extent *e) {
+    int64_t bytes = 0;
+    for (int i = 0; i < e->edges; i++) {
+        int first = vgpu_ledger_ref(process->ledger, ENTRY_BLOCK, e->edge[i], device, GRANULE);
+        if (first < 0) {
+            struct vgpu_entry block;
+            while (i-- > 0)
+                (void)vgpu_ledger_unref(process->ledger, ENTRY_BLOCK, e->edge[i], &block);
+            return first;
+        }
+        bytes += first ? (int64_t)GRANULE : 0;
+    }
+    return bytes;
+}
+
+uint64_t allocation_leave(struct process *process, const struct vgpu_entry *entry) {
+    struct extent e = extent_of(entry->key, entry->aux);
+    uint64_t bytes = e.whole;
+    struct vgpu_entry block;
+    for (int i = 0; i < e.edges; i++)
+        if (vgpu_ledger_unref(process->ledger, ENTRY_BLOCK, e.edge[i], &block) == 1)
+            bytes += block.bytes;
+    return bytes;
+}
+
+static CUresult allocation_enter(struct allocation *a, uint64_t address, uint64_t bytes) {
+    struct extent e = extent_of(address, bytes);
     struct vgpu_entry entry = {.key = address,
                                .kind = ENTRY_POINTER,
                                .device = a->device->ordinal,
-                               .bytes = a->small ? 0 : a->charged,
-                               .aux = a->small ? block : 0};
+                               .bytes = e.whole,
+                               .aux = bytes};
     if (vgpu_ledger_put(a->process->ledger, &entry))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!a->small)
-        return CUDA_SUCCESS;
-    int first = vgpu_ledger_ref(a->process->ledger, ENTRY_BLOCK, block, entry.device, GRANULE);
-    if (first < 0) {
-        vgpu_ledger_take(a->process->ledger, ENTRY_POINTER, address, &entry);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    int64_t edges = edges_ref(a->process, entry.device, &e);
+    uint64_t taken = e.whole + (edges > 0 ? (uint64_t)edges : 0);
+    CUresult result = edges < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    if (edges >= 0 && taken > a->charged)
+        result = charge(a->process, a->device, taken - a->charged, VGPU_KIND_DATA);
+    if (result != CUDA_SUCCESS) {
+        (void)vgpu_ledger_take(a->process->ledger, ENTRY_POINTER, address, &entry);
+        if (edges >= 0)
+            (void)allocation_leave(a->process, &entry);
+        return result;
     }
-    uint64_t excess = a->charged - (first ? GRANULE : 0);
-    give_back(a->process, a->device, excess, VGPU_KIND_DATA);
-    a->charged -= excess;
+    if (taken < a->charged)
+        give_back(a->process, a->device, a->charged - taken, VGPU_KIND_DATA);
+    a->charged = taken;
     return CUDA_SUCCESS;
 }
 
-CUresult allocation_end(struct allocation *a, CUresult result, uint64_t address, uint64_t bytes)
-{
+CUresult allocation_end(struct allocation *a, CUresult result, uint64_t address, uint64_t bytes) {
     CUresult answer = result;
     if (result == CUDA_SUCCESS)
         answer = allocation_enter(a, address, bytes);

@@ -4,8 +4,7 @@
 
 /* Start, and the sizes a program is shown. */
 
-CUresult cuInit(unsigned int Flags)
-{
+CUresult cuInit(unsigned int Flags) {
     NEED_CUDA(cuInit);
     struct process *process = enter();
     if (!process)
@@ -26,8 +25,7 @@ CUresult cuInit(unsigned int Flags)
 
 /* total = the limit; free = what this container may still really take, so never more than the
  * card has left for anybody. */
-static void limited_info(struct process *process, uint64_t *free, uint64_t *total)
-{
+static void limited_info(struct process *process, uint64_t *free, uint64_t *total) {
     struct device *device;
     if (process_current(&device, process) != CUDA_SUCCESS || process->mode != MODE_ON)
         return;
@@ -43,14 +41,14 @@ static void limited_info(struct process *process, uint64_t *free, uint64_t *tota
         *free = left;
 }
 
-CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
-{
+CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     NEED_CUDA(cuMemGetInfo_v2);
     struct process *process = enter();
     size_t real_free = 0, real_total = 0;
     if (!process)
         return real.cuMemGetInfo_v2(free, total);
-    CUresult result = CALL_REAL(cuMemGetInfo_v2, free ? &real_free : NULL, total ? &real_total : NULL);
+    CUresult result =
+        CALL_REAL(cuMemGetInfo_v2, free ? &real_free : NULL, total ? &real_total : NULL);
     if (result != CUDA_SUCCESS)
         return result;
     uint64_t shown_free = real_free, shown_total = total ? real_total : UINT64_MAX;
@@ -62,8 +60,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     return result;
 }
 
-CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)
-{
+CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
     NEED_CUDA(cuMemGetInfo);
     struct process *process = enter();
     if (!process)
@@ -80,15 +77,13 @@ CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)
     return result;
 }
 
-static uint64_t limited_total(struct process *process, CUdevice ordinal, uint64_t total)
-{
+static uint64_t limited_total(struct process *process, CUdevice ordinal, uint64_t total) {
     struct device *device = process_device(process, ordinal);
     uint64_t limit = device ? process_limit(process, device) : 0;
     return limit && limit < total ? limit : total;
 }
 
-CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
-{
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
     NEED_CUDA(cuDeviceTotalMem_v2);
     struct process *process = enter();
     if (!process)
@@ -99,8 +94,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
     return result;
 }
 
-CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
-{
+CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice dev) {
     NEED_CUDA(cuDeviceTotalMem);
     struct process *process = enter();
     if (!process)

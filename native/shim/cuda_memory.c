@@ -5,13 +5,11 @@
 #define NO_MEMORY CUDA_ERROR_OUT_OF_MEMORY
 
 /* The driver answers a bad request itself: a refusal must not hide INVALID_VALUE. */
-static bool is_bad(const void *out, uint64_t bytes)
-{
+static bool is_bad(const void *out, uint64_t bytes) {
     return !out || bytes == 0;
 }
 
-CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
-{
+CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) {
     NEED_CUDA(cuMemAlloc_v2);
     struct process *process = enter();
     struct allocation a;
@@ -30,8 +28,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
     return result;
 }
 
-CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
-{
+CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize) {
     NEED_CUDA(cuMemAlloc);
     struct process *process = enter();
     struct allocation a;
@@ -53,15 +50,13 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
 /* Rows are aligned to this at least; the driver says the real pitch afterwards. */
 #define PITCH_ALIGNMENT 512
 
-static uint64_t pitched(uint64_t width, uint64_t height)
-{
+static uint64_t pitched(uint64_t width, uint64_t height) {
     uint64_t pitch = (width + PITCH_ALIGNMENT - 1) / PITCH_ALIGNMENT * PITCH_ALIGNMENT, bytes;
     return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : bytes;
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
-                            unsigned int ElementSizeBytes)
-{
+                            unsigned int ElementSizeBytes) {
     NEED_CUDA(cuMemAllocPitch_v2);
     struct process *process = enter();
     struct allocation a;
@@ -86,8 +81,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInByt
 }
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned int WidthInBytes,
-                         unsigned int Height, unsigned int ElementSizeBytes)
-{
+                         unsigned int Height, unsigned int ElementSizeBytes) {
     NEED_CUDA(cuMemAllocPitch);
     struct process *process = enter();
     struct allocation a;
@@ -111,16 +105,14 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned in
     return result;
 }
 
-static void add_invisible(struct process *process, struct device *device, int64_t bytes)
-{
+static void add_invisible(struct process *process, struct device *device, int64_t bytes) {
     pthread_mutex_lock(&process->settle_lock);
     device->invisible += (uint64_t)bytes;
     pthread_mutex_unlock(&process->settle_lock);
 }
 
 /* Charged in full and at once: pages of managed memory move in and out of the card unseen. */
-CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
-{
+CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) {
     NEED_CUDA(cuMemAllocManaged);
     struct process *process = enter();
     struct device *device;
@@ -136,8 +128,8 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
         CUdeviceptr address = 0;
         add_invisible(process, device, (int64_t)charged);
         result = CALL_REAL(cuMemAllocManaged, &address, bytesize, flags);
-        struct vgpu_entry entry = {.key = address, .kind = ENTRY_MANAGED, .bytes = charged,
-                                   .device = device->ordinal};
+        struct vgpu_entry entry = {
+            .key = address, .kind = ENTRY_MANAGED, .bytes = charged, .device = device->ordinal};
         if (result == CUDA_SUCCESS && vgpu_ledger_put(process->ledger, &entry)) {
             (void)CALL_REAL(cuMemFree_v2, address);
             result = NO_MEMORY;
@@ -161,8 +153,7 @@ struct release {
 };
 
 /* Takes the entry out before the driver call: the address may be another thread's at once. */
-static void release_begin(struct release *r, struct process *process, uint64_t address)
-{
+static void release_begin(struct release *r, struct process *process, uint64_t address) {
     r->device = NULL;
     if (vgpu_ledger_take(process->ledger, ENTRY_POINTER, address, &r->entry) &&
         vgpu_ledger_take(process->ledger, ENTRY_MANAGED, address, &r->entry))
@@ -171,57 +162,44 @@ static void release_begin(struct release *r, struct process *process, uint64_t a
     operation_begin(r->device);
 }
 
-static void release_block(struct process *process, struct release *r)
-{
-    struct vgpu_entry block;
-    if (vgpu_ledger_unref(process->ledger, ENTRY_BLOCK, r->entry.aux, &block) == 1)
-        give_back(process, r->device, block.bytes, VGPU_KIND_DATA);
-}
-
 /* Gives the quota back after the driver said success; puts the entry back where it did not. */
-static CUresult release_end(struct release *r, struct process *process, CUresult result)
-{
+static CUresult release_end(struct release *r, struct process *process, CUresult result) {
     if (!r->device)
         return result;
     if (result != CUDA_SUCCESS) {
         (void)vgpu_ledger_put(process->ledger, &r->entry);
-    } else if (r->entry.kind == ENTRY_POINTER && r->entry.bytes == 0) {
-        release_block(process, r);
+    } else if (r->entry.kind == ENTRY_POINTER) {
+        give_back(process, r->device, allocation_leave(process, &r->entry), VGPU_KIND_DATA);
     } else {
-        if (r->entry.kind == ENTRY_MANAGED)
-            add_invisible(process, r->device, -(int64_t)r->entry.bytes);
+        add_invisible(process, r->device, -(int64_t)r->entry.bytes);
         give_back(process, r->device, r->entry.bytes, VGPU_KIND_DATA);
     }
     operation_end(r->device);
     return result;
 }
 
-#define FREE_BODY(symbol, address, ...)                                                            \
-    NEED_CUDA(symbol);                                                                             \
-    struct process *process = enter();                                                             \
-    struct release r;                                                                              \
-    if (!process || process->mode != MODE_ON)                                                      \
-        return real.symbol(__VA_ARGS__);                                                           \
-    release_begin(&r, process, address);                                                           \
+#define FREE_BODY(symbol, address, ...)       \
+    NEED_CUDA(symbol);                        \
+    struct process *process = enter();        \
+    struct release r;                         \
+    if (!process || process->mode != MODE_ON) \
+        return real.symbol(__VA_ARGS__);      \
+    release_begin(&r, process, address);      \
     return release_end(&r, process, CALL_REAL(symbol, __VA_ARGS__))
 
-CUresult cuMemFree_v2(CUdeviceptr dptr)
-{
+CUresult cuMemFree_v2(CUdeviceptr dptr) {
     FREE_BODY(cuMemFree_v2, dptr, dptr);
 }
 
-CUresult cuMemFree(CUdeviceptr_v1 dptr)
-{
+CUresult cuMemFree(CUdeviceptr_v1 dptr) {
     FREE_BODY(cuMemFree, dptr, dptr);
 }
 
 /* A pool's pointer is not in the ledger: its pool is charged by what it reserves. */
-CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
-{
+CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     FREE_BODY(cuMemFreeAsync, dptr, dptr, hStream);
 }
 
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream)
-{
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream) {
     FREE_BODY(cuMemFreeAsync_ptsz, dptr, dptr, hStream);
 }

@@ -28,7 +28,7 @@ struct row {
 #define CUDA LIBRARY_CUDA
 #define NVML LIBRARY_NVML
 static const struct row hooks[] = {
-#define HOOK(library, symbol, result, params)                                                      \
+#define HOOK(library, symbol, result, params) \
     {#symbol, (void *)symbol, (void **)&real.symbol, library},
 #include "hooks.def"
 };
@@ -60,22 +60,19 @@ static uint16_t by_name[SLOTS];
 static uint16_t by_address[SLOTS];
 static bool by_name_ready;
 
-static uint32_t hash_name(const char *name)
-{
+static uint32_t hash_name(const char *name) {
     uint32_t hash = 2166136261u;
     while (*name)
         hash = (hash ^ (unsigned char)*name++) * 16777619u;
     return hash ^ (hash >> 15);
 }
 
-static uint32_t hash_address(const void *address)
-{
+static uint32_t hash_address(const void *address) {
     uint64_t bits = (uint64_t)(uintptr_t)address * 0x9e3779b97f4a7c15u;
     return (uint32_t)(bits >> 40);
 }
 
-static void put(uint16_t *table, uint32_t hash, size_t index)
-{
+static void put(uint16_t *table, uint32_t hash, size_t index) {
     uint16_t value = (uint16_t)(index + 1), seen;
     for (uint32_t i = hash % SLOTS;; i = (i + 1) % SLOTS) {
         seen = __atomic_load_n(&table[i], __ATOMIC_RELAXED);
@@ -88,8 +85,7 @@ static void put(uint16_t *table, uint32_t hash, size_t index)
     }
 }
 
-static const struct row *find_name(const char *name)
-{
+static const struct row *find_name(const char *name) {
     if (!__atomic_load_n(&by_name_ready, __ATOMIC_ACQUIRE)) {
         for (size_t i = 0; i < COUNT(hooks); i++)
             put(by_name, hash_name(hooks[i].name), i);
@@ -104,8 +100,7 @@ static const struct row *find_name(const char *name)
     }
 }
 
-void *driver_swap(void *address)
-{
+void *driver_swap(void *address) {
     if (!address)
         return NULL;
     for (uint32_t i = hash_address(address) % SLOTS;; i = (i + 1) % SLOTS) {
@@ -118,8 +113,7 @@ void *driver_swap(void *address)
 }
 
 /* The next dlsym after ours: libc's, or another interposer's. */
-static dlsym_function *next_dlsym(void)
-{
+static dlsym_function *next_dlsym(void) {
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
     dlsym_function *next = __atomic_load_n(&dispatch_next_dlsym, __ATOMIC_ACQUIRE);
     for (size_t i = 0; !next && i < COUNT(versions); i++)
@@ -129,8 +123,7 @@ static dlsym_function *next_dlsym(void)
     return next;
 }
 
-static int code_of(struct dl_phdr_info *info, size_t size, void *data)
-{
+static int code_of(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
     struct range *range = data;
     for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -146,8 +139,7 @@ static int code_of(struct dl_phdr_info *info, size_t size, void *data)
     return 0;
 }
 
-static void fill(enum hook_library library, void *handle, dlsym_function *find)
-{
+static void fill(enum hook_library library, void *handle, dlsym_function *find) {
     void *anchor = NULL;
     for (size_t i = 0; i < COUNT(calls); i++)
         if (calls[i].library == library)
@@ -169,8 +161,7 @@ static void fill(enum hook_library library, void *handle, dlsym_function *find)
 
 /* One thread fills; others wait for it. No pthread lock: a fork in between must not leave it
  * held for ever in the child, and the filler makes no call that can block on them. */
-int driver_find(enum hook_library library, bool load)
-{
+int driver_find(enum hook_library library, bool load) {
     static int filling;
     if (__atomic_load_n(&driver_ready[library], __ATOMIC_ACQUIRE))
         return 0;
@@ -195,8 +186,7 @@ int driver_find(enum hook_library library, bool load)
     return 0;
 }
 
-static bool called_by_driver(const void *caller)
-{
+static bool called_by_driver(const void *caller) {
     uintptr_t address = (uintptr_t)caller;
     for (int i = 0; i < LIBRARY_COUNT; i++)
         if (address >= driver_code[i].start && address < driver_code[i].end)
@@ -205,8 +195,7 @@ static bool called_by_driver(const void *caller)
 }
 
 /* A second copy of the driver (a compat directory) must not be a way past us. */
-static bool is_driver_copy(enum hook_library library, void *address)
-{
+static bool is_driver_copy(enum hook_library library, void *address) {
     Dl_info info;
     if (!dladdr(address, &info) || !info.dli_fname)
         return false;
@@ -221,16 +210,14 @@ struct answer {
 };
 
 /* A name that nobody but us exports here: let libc say so (dlerror included), from behind us. */
-static struct answer absent(dlsym_function *next, const char *name)
-{
+static struct answer absent(dlsym_function *next, const char *name) {
     return (struct answer){next(RTLD_NEXT, name), 1};
 }
 
 __attribute__((visibility("hidden"))) struct answer dispatch_dlsym(void *handle, const char *name,
                                                                    void *caller);
 
-struct answer dispatch_dlsym(void *handle, const char *name, void *caller)
-{
+struct answer dispatch_dlsym(void *handle, const char *name, void *caller) {
     const struct answer pass = {NULL, 0};
     dlsym_function *next = next_dlsym();
     if (!next || !name)
@@ -257,22 +244,19 @@ struct answer dispatch_dlsym(void *handle, const char *name, void *caller)
     return (struct answer){address, 1};
 }
 
-static CUresult swapped(CUresult result, void **pfn)
-{
+static CUresult swapped(CUresult result, void **pfn) {
     if (result == CUDA_SUCCESS && pfn)
         *pfn = driver_swap(*pfn);
     return result;
 }
 
-CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
-{
+CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags) {
     NEED_CUDA(cuGetProcAddress);
     return swapped(real.cuGetProcAddress(symbol, pfn, cudaVersion, flags), pfn);
 }
 
 CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
-                             CUdriverProcAddressQueryResult *symbolStatus)
-{
+                             CUdriverProcAddressQueryResult *symbolStatus) {
     NEED_CUDA(cuGetProcAddress_v2);
     return swapped(real.cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, symbolStatus), pfn);
 }

@@ -44,29 +44,29 @@ extern TLS int inside;
 #define REAL(symbol) (real.symbol)
 
 /* First line of every CUDA body: the driver is found, the symbol exists. */
-#define NEED_CUDA(symbol)                                                                          \
-    do {                                                                                           \
-        if (UNLIKELY(!driver_ready[LIBRARY_CUDA]) && driver_find(LIBRARY_CUDA, 1))                 \
-            return CUDA_ERROR_NO_DEVICE;                                                           \
-        if (UNLIKELY(!real.symbol))                                                                \
-            return CUDA_ERROR_NOT_FOUND;                                                           \
+#define NEED_CUDA(symbol)                                                          \
+    do {                                                                           \
+        if (UNLIKELY(!driver_ready[LIBRARY_CUDA]) && driver_find(LIBRARY_CUDA, 1)) \
+            return CUDA_ERROR_NO_DEVICE;                                           \
+        if (UNLIKELY(!real.symbol))                                                \
+            return CUDA_ERROR_NOT_FOUND;                                           \
     } while (0)
 
-#define NEED_NVML(symbol)                                                                          \
-    do {                                                                                           \
-        if (UNLIKELY(!driver_ready[LIBRARY_NVML]) && driver_find(LIBRARY_NVML, 1))                 \
-            return NVML_ERROR_LIBRARY_NOT_FOUND;                                                   \
-        if (UNLIKELY(!real.symbol))                                                                \
-            return NVML_ERROR_FUNCTION_NOT_FOUND;                                                  \
+#define NEED_NVML(symbol)                                                          \
+    do {                                                                           \
+        if (UNLIKELY(!driver_ready[LIBRARY_NVML]) && driver_find(LIBRARY_NVML, 1)) \
+            return NVML_ERROR_LIBRARY_NOT_FOUND;                                   \
+        if (UNLIKELY(!real.symbol))                                                \
+            return NVML_ERROR_FUNCTION_NOT_FOUND;                                  \
     } while (0)
 
 /* Calls the real function with re-entry marked. */
-#define CALL_REAL(symbol, ...)                                                                     \
-    __extension__({                                                                                \
-        inside++;                                                                                  \
-        __typeof__(real.symbol(__VA_ARGS__)) result_ = real.symbol(__VA_ARGS__);                   \
-        inside--;                                                                                  \
-        result_;                                                                                   \
+#define CALL_REAL(symbol, ...)                                                   \
+    __extension__({                                                              \
+        inside++;                                                                \
+        __typeof__(real.symbol(__VA_ARGS__)) result_ = real.symbol(__VA_ARGS__); \
+        inside--;                                                                \
+        result_;                                                                 \
     })
 
 /* Levels of LIBCUDA_LOG_LEVEL; stderr, one line, never stdout. */

@@ -24,8 +24,7 @@ struct anchor {
 
 static struct anchor *anchor_page;
 
-static struct anchor *anchor_get(void)
-{
+static struct anchor *anchor_get(void) {
     struct anchor *anchor = __atomic_load_n(&anchor_page, __ATOMIC_ACQUIRE);
     if (LIKELY(anchor))
         return anchor;
@@ -44,8 +43,7 @@ static struct anchor *anchor_get(void)
     return anchor;
 }
 
-void log_line(enum log_level level, const char *format, ...)
-{
+void log_line(enum log_level level, const char *format, ...) {
     const char *value = getenv("LIBCUDA_LOG_LEVEL");
     int allowed = value && *value >= '0' && *value <= '9' ? atoi(value) : LOG_WARNING;
     if ((int)level > allowed)
@@ -63,22 +61,28 @@ void log_line(enum log_level level, const char *format, ...)
 
 /* ---- start ------------------------------------------------------------------------------ */
 
-static const char *reason_of(int error)
-{
+static const char *reason_of(int error) {
     switch (error) {
-    case ENODATA: return "no memory limit is set where one is required";
-    case EINVAL: return "the memory limit is malformed, zero or under 64 MiB";
-    case ERANGE: return "the memory limit is too large";
-    case EBADF: return "the region file is not one of ours; remove it";
-    case EPROTO: return "the region file has another version; restart the container";
-    case EUSERS: return "the region has no free slot: 1,024 processes are live";
-    case E2BIG: return "more than 16 devices are visible; set CUDA_VISIBLE_DEVICES";
-    default: return "the region file cannot be used";
+    case ENODATA:
+        return "no memory limit is set where one is required";
+    case EINVAL:
+        return "the memory limit is malformed, zero or under 64 MiB";
+    case ERANGE:
+        return "the memory limit is too large";
+    case EBADF:
+        return "the region file is not one of ours; remove it";
+    case EPROTO:
+        return "the region file has another version; restart the container";
+    case EUSERS:
+        return "the region has no free slot: 1,024 processes are live";
+    case E2BIG:
+        return "more than 16 devices are visible; set CUDA_VISIBLE_DEVICES";
+    default:
+        return "the region file cannot be used";
     }
 }
 
-void process_refuse(struct process *process, int error, const char *source)
-{
+void process_refuse(struct process *process, int error, const char *source) {
     process->mode = MODE_REFUSED;
     process->error = error;
     if (process->core) {
@@ -90,8 +94,7 @@ void process_refuse(struct process *process, int error, const char *source)
 }
 
 /* Opens the region where `a` says. 0, or -errno with the path that failed last in a->path. */
-static int region_open(struct process *process, struct authority *a, bool claim)
-{
+static int region_open(struct process *process, struct authority *a, bool claim) {
     int mode = claim ? VGPU_OPEN_CREATE : VGPU_OPEN_READ;
     if (!a->path[0])
         return -ENAMETOOLONG;
@@ -106,8 +109,7 @@ static int region_open(struct process *process, struct authority *a, bool claim)
     return error;
 }
 
-static bool recorded_limit(const struct process *process)
-{
+static bool recorded_limit(const struct process *process) {
     const struct vgpu_hami_region *region = vgpu_core_region(process->core);
     if (vgpu_core_ext(process->core)->instance != process->instance)
         return false;
@@ -117,8 +119,7 @@ static bool recorded_limit(const struct process *process)
     return false;
 }
 
-static void report_sm_limit(struct process *process, const struct authority *a)
-{
+static void report_sm_limit(struct process *process, const struct authority *a) {
     struct vgpu_hami_region *region = vgpu_core_region(process->core);
     for (int i = 0; i < VGPU_MAX_DEVICES; i++)
         if (a->sm[i])
@@ -129,8 +130,7 @@ static void report_sm_limit(struct process *process, const struct authority *a)
         log_line(LOG_WARNING, "CUDA_DEVICE_SM_LIMIT is recorded but not enforced");
 }
 
-static void attach(struct process *process, struct authority *a, bool claim)
-{
+static void attach(struct process *process, struct authority *a, bool claim) {
     int error = region_open(process, a, claim);
     bool limited = a->asked || a->required;
     if (!limited) {
@@ -157,10 +157,9 @@ static void attach(struct process *process, struct authority *a, bool claim)
         report_sm_limit(process, a);
 }
 
-static struct process *process_make(void)
-{
-    struct process *process = mmap(NULL, sizeof *process, PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+static struct process *process_make(void) {
+    struct process *process =
+        mmap(NULL, sizeof *process, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (process == MAP_FAILED)
         return NULL;
     pthread_mutex_init(&process->device_lock, NULL);
@@ -177,8 +176,7 @@ static struct process *process_make(void)
 static struct process no_memory = {.mode = MODE_REFUSED, .error = ENOMEM};
 
 /* A record that only looked is replaced, not changed: other threads may be reading it. */
-static struct process *process_start(bool claim)
-{
+static struct process *process_start(bool claim) {
     struct authority authority;
     struct process *process = process_make();
     if (!process)
@@ -194,16 +192,14 @@ static struct process *process_start(bool claim)
     return process;
 }
 
-static bool is_complete(const struct process *process, bool claim)
-{
+static bool is_complete(const struct process *process, bool claim) {
     if (!process)
         return false;
     /* One that looked before there was a region looks again. */
     return process->mode != MODE_ON || (claim ? process->ledger != NULL : process->core != NULL);
 }
 
-struct process *process_get(bool claim)
-{
+struct process *process_get(bool claim) {
     struct anchor *anchor = anchor_get();
     if (!anchor)
         return &no_memory;
@@ -227,18 +223,15 @@ struct process *process_get(bool claim)
 
 /* ---- devices ----------------------------------------------------------------------------- */
 
-static void format_uuid(char *text, size_t size, const char *prefix, const CUuuid *uuid)
-{
+static void format_uuid(char *text, size_t size, const char *prefix, const CUuuid *uuid) {
     const unsigned char *b = (const unsigned char *)uuid->bytes;
-    snprintf(text, size,
-             "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", prefix, b[0],
-             b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
-             b[15]);
+    snprintf(text, size, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             prefix, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11],
+             b[12], b[13], b[14], b[15]);
 }
 
 /* NVML's string for the device, whichever family knows it; a new one is a whole GPU. */
-static int region_index(struct process *process, CUdevice ordinal)
-{
+static int region_index(struct process *process, CUdevice ordinal) {
     CUuuid uuid;
     char text[VGPU_UUID_LEN];
     CUresult result = CUDA_ERROR_NOT_FOUND;
@@ -259,8 +252,7 @@ static int region_index(struct process *process, CUdevice ordinal)
 
 /* Limits by device and HAMi's readers number devices as NVML does. With one device, and no
  * variable that hides others, there is only one order. */
-static void device_order(struct process *process)
-{
+static void device_order(struct process *process) {
     int count = 0;
     if (vgpu_core_region(process->core)->device_num)
         return;
@@ -270,8 +262,7 @@ static void device_order(struct process *process)
         settle_device_order(process);
 }
 
-static void device_start(struct process *process, struct device *device)
-{
+static void device_start(struct process *process, struct device *device) {
     size_t total = 0;
     int processors = 0, threads = 0;
     if (real.cuDeviceTotalMem_v2)
@@ -299,15 +290,16 @@ static void device_start(struct process *process, struct device *device)
             vgpu_core_record_limit(process->core, index, own);
     }
     if (index == -2 && process->mode == MODE_ON)
-        log_line(LOG_ERROR, "device %d has no place in the region (%d devices at most): memory on it "
-                 "is refused", device->ordinal, VGPU_MAX_DEVICES);
+        log_line(LOG_ERROR,
+                 "device %d has no place in the region (%d devices at most): memory on it "
+                 "is refused",
+                 device->ordinal, VGPU_MAX_DEVICES);
     __atomic_store_n(&device->index, index, __ATOMIC_RELEASE);
     if (process->core && vgpu_core_is_creator(process->core))
         settle_ghosts(process, device);
 }
 
-struct device *process_device(struct process *process, CUdevice ordinal)
-{
+struct device *process_device(struct process *process, CUdevice ordinal) {
     if (ordinal < 0 || ordinal >= MAX_ORDINALS)
         return NULL;
     struct device *device = &process->devices[ordinal];
@@ -320,8 +312,7 @@ struct device *process_device(struct process *process, CUdevice ordinal)
     return device;
 }
 
-CUresult process_current(struct device **device, struct process *process)
-{
+CUresult process_current(struct device **device, struct process *process) {
     CUdevice ordinal = -1;
     CUresult result = CALL_REAL(cuCtxGetDevice, &ordinal);
     if (result != CUDA_SUCCESS)
@@ -330,8 +321,7 @@ CUresult process_current(struct device **device, struct process *process)
     return *device ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-uint64_t process_limit(struct process *process, struct device *device)
-{
+uint64_t process_limit(struct process *process, struct device *device) {
     if (process->mode != MODE_ON || !process->core || device->index < 0)
         return 0;
     uint64_t limit = vgpu_core_limit(process->core, device->index);

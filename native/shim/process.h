@@ -17,7 +17,7 @@ enum process_mode {
 };
 
 #define MIB (UINT64_C(1) << 20)
-/* The driver takes whole granules above 1 MiB, and blocks of this size for what is smaller. */
+/* The driver holds device memory in blocks of this size. */
 #define GRANULE (2 * MIB)
 #define GRANULE_SHIFT 21
 /* Ordinals we keep a record for: more than the layout's devices, so that the refusal is ours. */
@@ -25,8 +25,8 @@ enum process_mode {
 
 /* Ledger kinds: what an entry's key is, and what aux and aux2 mean. */
 enum ledger_kind {
-    ENTRY_POINTER = 1, /* address; aux = block number of a small piece, else 0 */
-    ENTRY_BLOCK,       /* address >> GRANULE_SHIFT; aux = pieces */
+    ENTRY_POINTER = 1, /* address; bytes = in blocks of its own, aux = bytes asked for */
+    ENTRY_BLOCK,       /* address >> GRANULE_SHIFT of a block that may be shared; aux = pieces */
     ENTRY_MANAGED,     /* address */
     ENTRY_ARRAY,       /* CUarray or CUmipmappedArray */
     ENTRY_EXTERNAL,    /* CUexternalMemory */
@@ -67,19 +67,19 @@ struct device {
 
 struct process {
     enum process_mode mode;
-    int error;          /* errno of MODE_REFUSED */
-    bool required;      /* a quota must be enforced in this container */
-    bool per_device;    /* limits differ by device */
-    bool foreign_ids;   /* NVML lists process ids of another namespace */
-    uint64_t instance;  /* this run of the container */
-    char path[PATH_MAX]; /* region file */
+    int error;                        /* errno of MODE_REFUSED */
+    bool required;                    /* a quota must be enforced in this container */
+    bool per_device;                  /* limits differ by device */
+    bool foreign_ids;                 /* NVML lists process ids of another namespace */
+    uint64_t instance;                /* this run of the container */
+    char path[PATH_MAX];              /* region file */
     uint64_t limit[VGPU_MAX_DEVICES]; /* bytes by region index, 0 = none; the authority's */
-    vgpu_core *core;    /* NULL until a region exists */
+    vgpu_core *core;                  /* NULL until a region exists */
     vgpu_ledger *ledger;
     pthread_mutex_t device_lock;
     pthread_mutex_t settle_lock;
     pthread_mutex_t pool_lock;
-    int visible;        /* devices the program sees, set by cuInit; 0 = not known */
+    int visible; /* devices the program sees, set by cuInit; 0 = not known */
     struct device devices[MAX_ORDINALS];
 };
 
@@ -88,8 +88,7 @@ struct process {
 struct process *process_get(bool claim);
 
 /* What bodies begin with: NULL = pass the call on as it is. */
-static inline struct process *enter(void)
-{
+static inline struct process *enter(void) {
     if (inside)
         return NULL;
     struct process *process = process_get(true);
@@ -108,6 +107,18 @@ void process_refuse(struct process *process, int error, const char *source);
 /* Limit in force in bytes (clamped to the card), 0 = none. */
 uint64_t process_limit(struct process *process, struct device *device);
 
+/* Queries of ours inside a stream capture would spoil it; in relaxed mode they do not. */
+static inline CUstreamCaptureMode capture_relax(void) {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (LIKELY(real.cuThreadExchangeStreamCaptureMode != NULL))
+        (void)real.cuThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+static inline void capture_restore(CUstreamCaptureMode mode) {
+    if (LIKELY(real.cuThreadExchangeStreamCaptureMode != NULL))
+        (void)real.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
 /* ---- charging (charge.c) --------------------------------------------------------------- */
 
 /* Charges and counts; CUDA_ERROR_OUT_OF_MEMORY when refused. Pools of this process that hold
@@ -117,18 +128,15 @@ void charge_forced(struct process *process, struct device *device, uint64_t byte
 void give_back(struct process *process, struct device *device, uint64_t bytes, int kind);
 
 /* Around every change of what the driver holds, so that a settle sees a quiet moment. */
-static inline void operation_begin(struct device *device)
-{
+static inline void operation_begin(struct device *device) {
     __atomic_fetch_add(&device->operations, 1, __ATOMIC_ACQ_REL);
 }
-static inline void operation_end(struct device *device)
-{
+static inline void operation_end(struct device *device) {
     __atomic_fetch_add(&device->operations, UINT64_C(1) << 32, __ATOMIC_ACQ_REL);
 }
 
 /* What a request of `bytes` takes: whole granules. */
-static inline uint64_t granules(uint64_t bytes)
-{
+static inline uint64_t granules(uint64_t bytes) {
     return bytes > UINT64_MAX - GRANULE ? bytes : (bytes + GRANULE - 1) & ~(GRANULE - 1);
 }
 
@@ -137,7 +145,6 @@ struct allocation {
     struct process *process;
     struct device *device;
     uint64_t charged;
-    bool small; /* shares a block */
 };
 
 /* Charges for an allocation on the current device. CUDA_SUCCESS: call the driver, then
@@ -146,6 +153,8 @@ CUresult allocation_begin(struct allocation *a, struct process *process, uint64_
 /* Takes the driver's result. `bytes` is what was asked or found (a pitch). When it answers
  * CUDA_ERROR_OUT_OF_MEMORY after a driver success the caller frees `address` and calls nothing. */
 CUresult allocation_end(struct allocation *a, CUresult result, uint64_t address, uint64_t bytes);
+/* After the driver freed an ENTRY_POINTER that was taken out: bytes it held alone. */
+uint64_t allocation_leave(struct process *process, const struct vgpu_entry *entry);
 
 /* ---- what the driver holds beyond the ledger (settle.c) ------------------------------- */
 
@@ -181,7 +190,6 @@ enum launch_reason {
     LAUNCH_GRAPH = 4,     /* an executable graph holds memory nodes or such kernels */
 };
 extern uint32_t launch_reasons;
-static inline void launch_watch(uint32_t reasons)
-{
+static inline void launch_watch(uint32_t reasons) {
     __atomic_fetch_or(&launch_reasons, reasons, __ATOMIC_RELAXED);
 }

@@ -27,8 +27,7 @@ struct listed {
 
 #define LISTED_BYTES (PROCESSES_MAX * sizeof(nvmlProcessInfo_t))
 
-static bool nvml_start(void)
-{
+static bool nvml_start(void) {
     /* 0 not tried, 1 works, 2 does not. A child inherits the answer but not the library's state. */
     static int known, maker;
     if (__atomic_load_n(&known, __ATOMIC_ACQUIRE) && maker == getpid())
@@ -41,8 +40,7 @@ static bool nvml_start(void)
     return works;
 }
 
-static int nvml_device(struct process *process, struct device *device, nvmlDevice_t *handle)
-{
+static int nvml_device(struct process *process, struct device *device, nvmlDevice_t *handle) {
     if (!nvml_start() || !real.nvmlDeviceGetHandleByUUID)
         return -ENODATA;
     if (!device->nvml) {
@@ -55,32 +53,32 @@ static int nvml_device(struct process *process, struct device *device, nvmlDevic
     return 0;
 }
 
-static int list_processes(nvmlDevice_t handle, struct listed *list)
-{
-    list->rows = mmap(NULL, LISTED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+static int list_processes(nvmlDevice_t handle, struct listed *list) {
+    list->rows =
+        mmap(NULL, LISTED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (list->rows == MAP_FAILED)
         return -ENODATA;
     list->count = PROCESSES_MAX;
     nvmlReturn_t result = NVML_ERROR_FUNCTION_NOT_FOUND;
     if (real.nvmlDeviceGetComputeRunningProcesses_v3)
-        result = CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v3, handle, &list->count, list->rows);
+        result =
+            CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v3, handle, &list->count, list->rows);
     else if (real.nvmlDeviceGetComputeRunningProcesses_v2)
-        result = CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v2, handle, &list->count, list->rows);
+        result =
+            CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v2, handle, &list->count, list->rows);
     if (result == NVML_SUCCESS)
         return 0;
     munmap(list->rows, LISTED_BYTES);
     return -ENODATA;
 }
 
-static void list_free(struct listed *list)
-{
+static void list_free(struct listed *list) {
     munmap(list->rows, LISTED_BYTES);
 }
 
 /* ---- whose is a listed process ------------------------------------------------------------ */
 
-static uint64_t namespace_of(long pid, const char *kind)
-{
+static uint64_t namespace_of(long pid, const char *kind) {
     char path[64];
     struct stat found;
     snprintf(path, sizeof path, "/proc/%ld/ns/%s", pid, kind);
@@ -88,8 +86,7 @@ static uint64_t namespace_of(long pid, const char *kind)
 }
 
 /* The process's id in its own, innermost namespace; 0 when it cannot be read. */
-static long innermost_pid(long pid)
-{
+static long innermost_pid(long pid) {
     char path[64], line[256];
     long found = 0;
     snprintf(path, sizeof path, "/proc/%ld/status", pid);
@@ -106,8 +103,7 @@ static long innermost_pid(long pid)
     return found;
 }
 
-static bool has_slot(struct process *process, long pid)
-{
+static bool has_slot(struct process *process, long pid) {
     const struct vgpu_hami_region *region = vgpu_core_region(process->core);
     const struct vgpu_ext *ext = vgpu_core_ext(process->core);
     uint32_t high = ext->slot_high < VGPU_MAX_SLOTS ? ext->slot_high : VGPU_MAX_SLOTS;
@@ -131,8 +127,7 @@ static bool has_slot(struct process *process, long pid)
     return false;
 }
 
-static bool maps_region(struct process *process, long pid)
-{
+static bool maps_region(struct process *process, long pid) {
     char path[64], *line = NULL;
     size_t room = 0;
     bool found = false;
@@ -152,8 +147,7 @@ static bool maps_region(struct process *process, long pid)
 
 /* Where the PID namespace is the container's own, NVML lists this container and no other; on a host
  * namespace only a mapping of our region's path tells. */
-static bool is_ours(struct process *process, long pid)
-{
+static bool is_ours(struct process *process, long pid) {
     uint64_t theirs = namespace_of(pid, "mnt");
     bool host = namespace_of(getpid(), "pid") == INITIAL_PID_NAMESPACE;
     if (!theirs)
@@ -163,8 +157,8 @@ static bool is_ours(struct process *process, long pid)
     return !host || maps_region(process, pid);
 }
 
-static void count_ghosts(struct process *process, struct device *device, const struct listed *list)
-{
+static void count_ghosts(struct process *process, struct device *device,
+                         const struct listed *list) {
     uint64_t bytes = 0;
     long self = getpid();
     for (unsigned int i = 0; i < list->count && i < PROCESSES_MAX; i++) {
@@ -175,8 +169,7 @@ static void count_ghosts(struct process *process, struct device *device, const s
     __atomic_store_n(&vgpu_core_ext(process->core)->ghost[device->index], bytes, __ATOMIC_RELAXED);
 }
 
-void settle_ghosts(struct process *process, struct device *device)
-{
+void settle_ghosts(struct process *process, struct device *device) {
     nvmlDevice_t handle;
     struct listed list;
     if (process->mode != MODE_ON || device->index < 0)
@@ -191,8 +184,7 @@ void settle_ghosts(struct process *process, struct device *device)
 
 /* NVML's bytes of this process. Older drivers list host ids, where ours names somebody else:
  * whoever is listed before our first context, or with less than we know of, is not us. */
-static int own_figure(struct process *process, struct device *device, uint64_t *own)
-{
+static int own_figure(struct process *process, struct device *device, uint64_t *own) {
     nvmlDevice_t handle;
     struct listed list;
     int result = -ENODATA;
@@ -211,14 +203,12 @@ static int own_figure(struct process *process, struct device *device, uint64_t *
     return result;
 }
 
-static bool quiet(uint64_t operations)
-{
+static bool quiet(uint64_t operations) {
     return (uint32_t)operations == (uint32_t)(operations >> 32);
 }
 
 /* One reading in a moment when nothing of this process changes on the device. */
-static int read_beyond_ledger(struct process *process, struct device *device, uint64_t *beyond)
-{
+static int read_beyond_ledger(struct process *process, struct device *device, uint64_t *beyond) {
     uint64_t own = 0;
     for (int tries = 0; tries < 16; tries++, sched_yield()) {
         uint64_t operations = __atomic_load_n(&device->operations, __ATOMIC_ACQUIRE);
@@ -239,15 +229,13 @@ static int read_beyond_ledger(struct process *process, struct device *device, ui
     return -EAGAIN;
 }
 
-static void set_state(struct process *process, enum vgpu_enforcement state)
-{
+static void set_state(struct process *process, enum vgpu_enforcement state) {
     uint32_t *word = &vgpu_core_ext(process->core)->state;
     if (__atomic_load_n(word, __ATOMIC_RELAXED) != (uint32_t)state)
         __atomic_store_n(word, (uint32_t)state, __ATOMIC_RELAXED);
 }
 
-static int settle_locked(struct process *process, struct device *device, bool force)
-{
+static int settle_locked(struct process *process, struct device *device, bool force) {
     uint64_t beyond = 0;
     int result = read_beyond_ledger(process, device, &beyond);
     if (result) {
@@ -278,8 +266,7 @@ static int settle_locked(struct process *process, struct device *device, bool fo
     return 0;
 }
 
-int settle(struct process *process, struct device *device, bool force)
-{
+int settle(struct process *process, struct device *device, bool force) {
     if (process->mode != MODE_ON || device->index < 0)
         return 0;
     pthread_mutex_lock(&process->settle_lock);
@@ -290,8 +277,7 @@ int settle(struct process *process, struct device *device, bool force)
 
 /* ---- estimates ------------------------------------------------------------------------------ */
 
-CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes)
-{
+CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes) {
     CUresult result = charge(process, device, bytes, VGPU_KIND_CONTEXT);
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&process->settle_lock);
@@ -301,8 +287,7 @@ CUresult estimate_charge(struct process *process, struct device *device, uint64_
     return result;
 }
 
-void estimate_give_back(struct process *process, struct device *device, uint64_t bytes)
-{
+void estimate_give_back(struct process *process, struct device *device, uint64_t bytes) {
     pthread_mutex_lock(&process->settle_lock);
     uint64_t part = bytes < device->other ? bytes : device->other;
     device->other -= part;
@@ -310,8 +295,7 @@ void estimate_give_back(struct process *process, struct device *device, uint64_t
     pthread_mutex_unlock(&process->settle_lock);
 }
 
-uint64_t estimate_context(struct process *process, struct device *device)
-{
+uint64_t estimate_context(struct process *process, struct device *device) {
     uint64_t known = 0;
     if (process->mode == MODE_ON && device->index >= 0)
         known = __atomic_load_n(&vgpu_core_ext(process->core)->context_bytes[device->index],
@@ -323,8 +307,7 @@ uint64_t estimate_context(struct process *process, struct device *device)
 
 /* ---- order of devices ----------------------------------------------------------------------- */
 
-void settle_device_order(struct process *process)
-{
+void settle_device_order(struct process *process) {
     unsigned int count = 0;
     if (!nvml_start() || !real.nvmlDeviceGetCount_v2 || !real.nvmlDeviceGetHandleByIndex_v2 ||
         !real.nvmlDeviceGetUUID || CALL_REAL(nvmlDeviceGetCount_v2, &count) != NVML_SUCCESS)

@@ -141,8 +141,9 @@ static int judge(int fd) {
     struct stat st;
 
     memset(&heads, 0, sizeof(heads));
-    if (fstat(fd, &st) || pread(fd, &heads.hami, sizeof(heads.hami), 0) < 0 ||
-        pread(fd, &heads.ext, sizeof(heads.ext), VGPU_EXT_OFFSET) < 0) {
+    /* In the opposite order of the stores: where the last one is seen, so are the others. */
+    if (pread(fd, &heads.ext, sizeof(heads.ext), VGPU_EXT_OFFSET) < 0 ||
+        pread(fd, &heads.hami, sizeof(heads.hami), 0) < 0 || fstat(fd, &st)) {
         return -errno;
     }
     if (heads.hami.magic == VGPU_HAMI_MAGIC) {
@@ -325,25 +326,27 @@ static int prepare(struct vgpu_core *core, int fd, uint64_t instance) {
     return rc < 0 ? rc : 0;
 }
 
-static int attach(struct vgpu_core *core, int fd, uint64_t instance) {
-    uint64_t recorded = 0;
+static int attach_reader(struct vgpu_core *core, int fd) {
     int verdict = judge(fd);
-    int rc;
 
     if (verdict < 0) {
         return verdict;
     }
-    if (core->read_only) {
-        return verdict == VERDICT_OURS ? vgpu_core_map(core, fd)
-                                       : (verdict == VERDICT_OLD ? -EPROTO : -EBADF);
+    return verdict == VERDICT_OURS ? vgpu_core_map(core, fd)
+                                   : (verdict == VERDICT_OLD ? -EPROTO : -EBADF);
+}
+
+static int attach(struct vgpu_core *core, int fd, uint64_t instance) {
+    int64_t at = VGPU_EXT_OFFSET + (int64_t)offsetof(struct vgpu_ext, instance);
+    uint64_t recorded = 0;
+    int rc;
+
+    if (judge(fd) == VERDICT_OURS &&
+        pread(fd, &recorded, sizeof(recorded), at) == (ssize_t)sizeof(recorded) &&
+        (!instance || recorded == instance)) {
+        return vgpu_core_map(core, fd);
     }
-    if (verdict == VERDICT_OURS) {
-        int64_t at = VGPU_EXT_OFFSET + (int64_t)offsetof(struct vgpu_ext, instance);
-        if (pread(fd, &recorded, sizeof(recorded), at) == (ssize_t)sizeof(recorded) &&
-            (!instance || recorded == instance)) {
-            return vgpu_core_map(core, fd);
-        }
-    }
+    /* Anything else may be a file that somebody is just making: judged again under the lock. */
     rc = lock_init(fd);
     if (rc == 0) {
         rc = prepare(core, fd, instance);
@@ -378,7 +381,7 @@ static int try_open(struct vgpu_core *core, int mode, uint64_t instance) {
     if (fd < 0) {
         return fd == -EEXIST ? -EAGAIN : fd;
     }
-    rc = attach(core, fd, instance);
+    rc = core->read_only ? attach_reader(core, fd) : attach(core, fd, instance);
     if (rc == 0) {
         rc = still_there(core->path, fd);
         rc = rc == 1 ? 0 : (rc == 0 ? -EAGAIN : rc);

@@ -95,7 +95,7 @@ def host_arch() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
 
-def _vendor_include() -> tuple[Path, str]:
+def vendor_include() -> tuple[Path, str]:
     """Where cuda.h and nvml.h are, and which versions: from the two header packages of the build."""
     folder, versions = None, []
     for package, header in (("nvidia-cuda-runtime", "cuda.h"), ("nvidia-nvml-dev", "nvml.h")):
@@ -120,7 +120,7 @@ def products(only: str = "") -> list[Product]:
     shim = [*CORE_SOURCES, *SHIM_SOURCES] if SHIM_SOURCES else []
     listed = [Product(f"lib/{arch}/libvgpu.so", arch, shim, flags, "libvgpu.so") for arch in ARCHITECTURES]
     if any(SIM_SOURCES.values()) and "sim/".startswith(only[:4]):
-        headers, versions = _vendor_include()
+        headers, versions = vendor_include()
         sim = [*COMMON, *SIM_WARNINGS, *include, "-Inative/simgpu", "-isystem", str(headers)]
         sim += [stated, f'-DSIM_HEADERS="{versions}"']
         host, cuda = host_arch(), SIM_SOURCES["cuda"]

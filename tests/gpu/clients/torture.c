@@ -43,6 +43,18 @@ static void child(unsigned seed, double until)
     _exit(0);
 }
 
+static unsigned long long sum(nvmlDevice_t on)
+{
+    static nvmlProcessInfo_t rows[512];
+    unsigned int listed = 512;
+    unsigned long long bytes = 0;
+    if (nvmlDeviceGetComputeRunningProcesses(on, &listed, rows) != NVML_SUCCESS)
+        return 0;
+    for (unsigned int i = 0; i < listed; i++)
+        bytes += rows[i].usedGpuMemory;
+    return bytes;
+}
+
 /* The children run under the library named by TORTURE_PRELOAD; this process does not, so that its NVML
  * tells the truth. */
 static pid_t spawn(int number, const char *until, int memory)

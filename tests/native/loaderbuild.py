@@ -58,13 +58,8 @@ def musl_client(name: str, root: Path, output: Path) -> None:
     libraries = root / "usr/lib/x86_64-linux-musl"
     command = ["gcc", "-O1", "-nostdlib", "-nostdinc", "-isystem", root / "usr/include/x86_64-linux-musl"]
     command += ["-no-pie", "-fno-stack-protector", "-Wl,-dynamic-linker,/lib/ld-musl-x86_64.so.1"]
-    command += [
-        libraries / "crt1.o",
-        libraries / "crti.o",
-        CLIENTS / f"{name}.c",
-        root / "lib/x86_64-linux-musl/libc.so",
-    ]
-    command += [libraries / "crtn.o", "-o", output]
+    command += [libraries / "crt1.o", libraries / "crti.o", CLIENTS / f"{name}.c", libraries / "crtn.o"]
+    command += [f"-L{root / 'lib/x86_64-linux-musl'}", "-lc", "-o", output]
     subprocess.run(command, check=True, capture_output=True)
 
 

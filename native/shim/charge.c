@@ -90,7 +90,8 @@ static CUresult allocation_enter(struct allocation *a, uint64_t address, uint64_
                                .kind = ENTRY_POINTER,
                                .device = a->device->ordinal,
                                .bytes = e.whole,
-                               .aux = bytes};
+                               .aux = bytes,
+                               .aux2 = context_current()};
     if (vgpu_ledger_put(a->process->ledger, &entry))
         return CUDA_ERROR_OUT_OF_MEMORY;
     int64_t edges = edges_ref(a->process, entry.device, &e);

@@ -128,8 +128,11 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
         CUdeviceptr address = 0;
         add_invisible(process, device, (int64_t)charged);
         result = CALL_REAL(cuMemAllocManaged, &address, bytesize, flags);
-        struct vgpu_entry entry = {
-            .key = address, .kind = ENTRY_MANAGED, .bytes = charged, .device = device->ordinal};
+        struct vgpu_entry entry = {.key = address,
+                                   .kind = ENTRY_MANAGED,
+                                   .bytes = charged,
+                                   .device = device->ordinal,
+                                   .aux2 = context_current()};
         if (result == CUDA_SUCCESS && vgpu_ledger_put(process->ledger, &entry)) {
             (void)CALL_REAL(cuMemFree_v2, address);
             result = NO_MEMORY;

@@ -168,6 +168,7 @@ static struct process *process_make(void) {
     for (int i = 0; i < MAX_ORDINALS; i++) {
         process->devices[i].ordinal = i;
         process->devices[i].index = -1;
+        pthread_mutex_init(&process->devices[i].context_lock, NULL);
     }
     return process;
 }

@@ -23,25 +23,32 @@ enum process_mode {
 /* Ordinals we keep a record for: more than the layout's devices, so that the refusal is ours. */
 #define MAX_ORDINALS 64
 
-/* Ledger kinds: what an entry's key is, and what aux and aux2 mean. */
+/* Ledger kinds: what an entry's key is, and what aux and aux2 mean. Of POINTER, MANAGED, ARRAY and
+ * MODULE aux2 is the context that they die with. */
 enum ledger_kind {
     ENTRY_POINTER = 1, /* address; bytes = in blocks of its own, aux = bytes asked for */
     ENTRY_BLOCK,       /* address >> GRANULE_SHIFT of a block that may be shared; aux = pieces */
     ENTRY_MANAGED,     /* address */
     ENTRY_ARRAY,       /* CUarray or CUmipmappedArray */
     ENTRY_EXTERNAL,    /* CUexternalMemory */
-    ENTRY_HANDLE,      /* CUmemGenericAllocationHandle; aux = id of its ENTRY_BACKING */
-    ENTRY_BACKING,     /* our id; aux = references by handle, aux2 = mappings and bindings */
-    ENTRY_MAPPING,     /* address; aux = id of the backing, aux2 = bytes mapped */
-    ENTRY_BINDING,     /* multicast object, device and offset hashed; aux = id, aux2 = handle */
-    ENTRY_POOL,        /* CUmemoryPool; bytes = charged reserve */
-    ENTRY_CONTEXT,     /* CUcontext; aux = references, aux2 = local memory per thread charged */
-    ENTRY_GREEN,       /* CUgreenCtx */
-    ENTRY_PRIMARY,     /* ordinal; aux = references */
-    ENTRY_MODULE,      /* CUmodule */
-    ENTRY_LIBRARY,     /* CUlibrary */
-    ENTRY_FUNCTION,    /* CUfunction or CUkernel; aux = local memory per thread, bytes */
-    ENTRY_EXEC,        /* CUgraphExec; bytes = memory nodes; aux = trim count at its last launch */
+    ENTRY_HANDLE,   /* CUmemGenericAllocationHandle; bytes = id of its backing, aux = references */
+    ENTRY_BACKING,  /* our id; aux = references by handle, aux2 = mappings and bindings */
+    ENTRY_MAPPING,  /* address; aux = id of the backing, aux2 = bytes mapped */
+    ENTRY_EXPORT,   /* shared handle; aux = id of the backing, aux2 = its bytes */
+    ENTRY_TILE,     /* part of a sparse array, hashed; bytes = array, aux = id of the backing */
+    ENTRY_BINDING,  /* our id; bytes = offset, aux = id of the backing, aux2 = of the object */
+    ENTRY_POOL,     /* CUmemoryPool; bytes = charged reserve */
+    ENTRY_CONTEXT,  /* CUcontext; aux = references, 0 = of a green one; aux2 = local memory per
+                          thread charged */
+    ENTRY_GREEN,    /* CUgreenCtx; aux = its CUcontext */
+    ENTRY_PRIMARY,  /* ordinal; aux = references, aux2 = CUcontext */
+    ENTRY_AHEAD,    /* CUcontext; aux = its part of device.pending */
+    ENTRY_MODULE,   /* CUmodule; aux = its library, if any */
+    ENTRY_LIBRARY,  /* CUlibrary; bytes = estimate of its image in each context */
+    ENTRY_LOADED,   /* library and context hashed; aux = library, aux2 = context */
+    ENTRY_FUNCTION, /* CUfunction or CUkernel; bytes = module or library (a handle, not a size),
+                          aux = local memory per thread, aux2 = context of a CUfunction, else 0 */
+    ENTRY_EXEC,     /* CUgraphExec; bytes = memory nodes; aux = trim count at its last launch */
 };
 
 /* One device the program sees, by CUDA ordinal. */
@@ -62,7 +69,11 @@ struct device {
     uint64_t pending;   /* charged ahead: heaps and FIFOs that the driver takes later */
     uint64_t graph;     /* charged for graph memory: the driver's reserved figure */
     uint32_t trims;     /* graph memory given up so often */
-    uint32_t contexts;
+
+    uint32_t contexts; /* live or being made */
+    uint32_t streams;  /* most at a time: the driver keeps the memory of destroyed ones */
+    bool met;          /* looked for foreign ids before its first context */
+    pthread_mutex_t context_lock; /* first retain, last release and reset of the primary context */
 };
 
 struct process {
@@ -79,7 +90,8 @@ struct process {
     pthread_mutex_t device_lock;
     pthread_mutex_t settle_lock;
     pthread_mutex_t pool_lock;
-    int visible; /* devices the program sees, set by cuInit; 0 = not known */
+    int visible;      /* devices the program sees, set by cuInit; 0 = not known */
+    uint32_t streams; /* live */
     struct device devices[MAX_ORDINALS];
 };
 
@@ -100,6 +112,14 @@ struct device *process_device(struct process *process, CUdevice ordinal);
 
 /* The current context's device. The driver's own error when there is none. */
 CUresult process_current(struct device **device, struct process *process);
+
+/* The thread's context, as the owner of a ledger entry; 0 = none. */
+static inline uint64_t context_current(void) {
+    CUcontext context = NULL;
+    if (UNLIKELY(!real.cuCtxGetCurrent) || real.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+        return 0;
+    return (uint64_t)(uintptr_t)context;
+}
 
 /* From now on cuInit fails and charges are refused; one line says why. */
 void process_refuse(struct process *process, int error, const char *source);
@@ -167,6 +187,27 @@ int settle(struct process *process, struct device *device, bool force);
 CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes);
 void estimate_give_back(struct process *process, struct device *device, uint64_t bytes);
 
+/* One call that takes memory whose size the driver does not tell. */
+struct taking {
+    struct process *process;
+    struct device *device;
+    uint64_t bytes; /* the estimate charged */
+};
+
+/* Charges the estimate (may be 0). CUDA_SUCCESS: call the driver, then taking_end; anything else
+ * is the answer. */
+CUresult taking_begin(struct taking *t, struct process *process, struct device *device,
+                      uint64_t bytes);
+/* Takes the driver's result and settles. When it answers CUDA_ERROR_OUT_OF_MEMORY after a driver success
+ * (never with `force`) the caller undoes the call, then calls taking_undone. */
+CUresult taking_end(struct taking *t, CUresult result, bool force);
+void taking_undone(struct taking *t);
+/* Ends without a settle: the estimate stays where the driver said success. */
+void taking_keep(struct taking *t, CUresult result);
+
+/* Before this process's first context on a device: whoever NVML lists under our id is not us. */
+void settle_foreign(struct process *process, struct device *device);
+
 /* Bytes a first or further context takes: measured in this container, else by size of the card. */
 uint64_t estimate_context(struct process *process, struct device *device);
 
@@ -188,6 +229,8 @@ enum launch_reason {
     LAUNCH_UNSETTLED = 1, /* an image may be loaded by the next launch */
     LAUNCH_LOCAL = 2,     /* a kernel needs more local memory than is charged */
     LAUNCH_GRAPH = 4,     /* an executable graph holds memory nodes or such kernels */
+    LAUNCH_COLD = 8,      /* the driver's launch functions are not found yet */
+    LAUNCH_LAZY = 16,     /* a library that is not loaded yet has kernels to launch */
 };
 extern uint32_t launch_reasons;
 static inline void launch_watch(uint32_t reasons) {

@@ -203,6 +203,19 @@ static int own_figure(struct process *process, struct device *device, uint64_t *
     return result;
 }
 
+void settle_foreign(struct process *process, struct device *device) {
+    nvmlDevice_t handle;
+    struct listed list;
+    if (process->mode != MODE_ON || device->index < 0 || process->foreign_ids)
+        return;
+    if (nvml_device(process, device, &handle) || list_processes(handle, &list))
+        return;
+    for (unsigned int i = 0; i < list.count && i < PROCESSES_MAX; i++)
+        if (list.rows[i].pid == (unsigned int)getpid() && list.rows[i].usedGpuMemory)
+            process->foreign_ids = true;
+    list_free(&list);
+}
+
 static bool quiet(uint64_t operations) {
     return (uint32_t)operations == (uint32_t)(operations >> 32);
 }
@@ -293,6 +306,50 @@ void estimate_give_back(struct process *process, struct device *device, uint64_t
     device->other -= part;
     give_back(process, device, part, VGPU_KIND_CONTEXT);
     pthread_mutex_unlock(&process->settle_lock);
+}
+
+CUresult taking_begin(struct taking *t, struct process *process, struct device *device,
+                      uint64_t bytes) {
+    *t = (struct taking){process, device, bytes};
+    if (process->mode != MODE_ON)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    operation_begin(device);
+    if (bytes == 0 || estimate_charge(process, device, bytes) == CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    operation_end(device);
+    /* Earlier estimates may have been too high. */
+    if (settle(process, device, true))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    operation_begin(device);
+    if (estimate_charge(process, device, bytes) == CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    operation_end(device);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void taking_keep(struct taking *t, CUresult result) {
+    operation_end(t->device);
+    if (result != CUDA_SUCCESS && t->bytes)
+        estimate_give_back(t->process, t->device, t->bytes);
+}
+
+CUresult taking_end(struct taking *t, CUresult result, bool force) {
+    taking_keep(t, result);
+    if (result != CUDA_SUCCESS)
+        return result;
+    int settled = settle(t->process, t->device, force);
+    if (settled == -EAGAIN)
+        launch_watch(LAUNCH_UNSETTLED);
+    if (settled != -ENOMEM)
+        return CUDA_SUCCESS;
+    operation_begin(t->device);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void taking_undone(struct taking *t) {
+    operation_end(t->device);
+    if (settle(t->process, t->device, true))
+        estimate_give_back(t->process, t->device, t->bytes);
 }
 
 uint64_t estimate_context(struct process *process, struct device *device) {

@@ -106,6 +106,13 @@ static int context(void)
     return result ? result : cuCtxSetCurrent(made);
 }
 
+static void take(long mebibytes)
+{
+    int result = cuMemAlloc_v2(&blocks[count & 63], (size_t)mebibytes << 20);
+    count += !result;
+    printf("alloc %ld %d\n", mebibytes, result);
+}
+
 static int pairs(long number)
 {
     int bad = 0;
@@ -177,7 +184,7 @@ int main(int argc, char **argv)
         else if (!strcmp(verb, "context"))
             printf("context %d\n", context());
         else if (!strncmp(verb, "alloc:", 6))
-            printf("alloc %ld %d\n", number, cuMemAlloc_v2(&blocks[count++ & 63], (size_t)number << 20));
+            take(number);
         else if (!strcmp(verb, "free"))
             printf("free %d\n", cuMemFree_v2(blocks[--count & 63]));
         else if (!strcmp(verb, "total"))

@@ -322,20 +322,20 @@ CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocat
     return result;
 }
 
-/* Memory of another process weighs nothing here; what the handle names is told by its properties. A
- * multicast object has none. */
-static CUresult import_foreign(struct process *process, CUmemGenericAllocationHandle handle) {
+/* The device of imported memory, NO_DEVICE for a multicast object, which has no properties. False for
+ * host memory. */
+static bool import_device(struct process *process, CUmemGenericAllocationHandle handle,
+                          int *ordinal) {
     CUmemAllocationProp prop;
-    int ordinal = NO_DEVICE;
     memset(&prop, 0, sizeof prop);
-    if (real.cuMemGetAllocationPropertiesFromHandle &&
-        CALL_REAL(cuMemGetAllocationPropertiesFromHandle, &prop, handle) == CUDA_SUCCESS) {
-        const struct device *device = create_device(process, &prop);
-        if (!device)
-            return CUDA_SUCCESS;
-        ordinal = device->ordinal;
-    }
-    return handle_enter(process, handle, ordinal, 0) ? CUDA_SUCCESS : NO_MEMORY;
+    *ordinal = NO_DEVICE;
+    if (!real.cuMemGetAllocationPropertiesFromHandle ||
+        CALL_REAL(cuMemGetAllocationPropertiesFromHandle, &prop, handle) != CUDA_SUCCESS)
+        return true;
+    const struct device *device = create_device(process, &prop);
+    if (device)
+        *ordinal = device->ordinal;
+    return device != NULL;
 }
 
 /* Our own memory: one more reference, or, where only the shared handle kept it, charged anew. */
@@ -348,7 +348,7 @@ static CUresult import_own(struct process *process, CUmemGenericAllocationHandle
         return NO_MEMORY;
     }
     if (shared->device == NO_DEVICE)
-        return import_foreign(process, handle);
+        return handle_enter(process, handle, NO_DEVICE, 0) ? CUDA_SUCCESS : NO_MEMORY;
     struct device *device = &process->devices[shared->device];
     CUresult result = charge(process, device, shared->aux2, VGPU_KIND_DATA);
     if (result != CUDA_SUCCESS)
@@ -369,21 +369,31 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
                                         CUmemAllocationHandleType shHandleType) {
     NEED_CUDA(cuMemImportFromShareableHandle);
     struct process *process = enter();
-    struct vgpu_entry shared = {.device = NO_DEVICE};
+    struct vgpu_entry shared;
     if (!tracks(process) || !handle || !is_shareable(shHandleType))
         return real.cuMemImportFromShareableHandle(handle, osHandle, shHandleType);
     CUmemGenericAllocationHandle made = 0;
     CUresult result = CALL_REAL(cuMemImportFromShareableHandle, &made, osHandle, shHandleType);
     if (result != CUDA_SUCCESS)
         return result;
+    int ordinal;
+    if (!import_device(process, made, &ordinal)) {
+        *handle = made;
+        return result;
+    }
+    /* A descriptor's number may name other memory by now, hardly on the same device. */
     uint64_t key = export_key(shHandleType, osHandle, (int)(intptr_t)osHandle);
-    bool own = vgpu_ledger_get(process->ledger, ENTRY_EXPORT, key, &shared) == 0;
-    begin_on(process, shared.device);
-    result = own ? import_own(process, made, &shared) : import_foreign(process, made);
+    bool own = vgpu_ledger_get(process->ledger, ENTRY_EXPORT, key, &shared) == 0 &&
+               shared.device == ordinal;
+    begin_on(process, ordinal);
+    if (own)
+        result = import_own(process, made, &shared);
+    else if (!handle_enter(process, made, ordinal, 0))
+        result = NO_MEMORY;
     if (result != CUDA_SUCCESS)
         (void)CALL_REAL(cuMemRelease, made);
     else
         *handle = made;
-    end_on(process, shared.device);
+    end_on(process, ordinal);
     return result;
 }

@@ -37,7 +37,7 @@ enum ledger_kind {
     ENTRY_EXPORT,   /* shared handle; aux = id of the backing, aux2 = its bytes */
     ENTRY_TILE,     /* part of a sparse array, hashed; bytes = array, aux = id of the backing */
     ENTRY_BINDING,  /* our id; bytes = offset, aux = id of the backing, aux2 = of the object */
-    ENTRY_POOL,     /* CUmemoryPool; bytes = charged reserve */
+    ENTRY_POOL,     /* CUmemoryPool; aux = its record (pool.h), which holds the charge */
     ENTRY_CONTEXT,  /* CUcontext; aux = references, 0 = of a green one; aux2 = local memory per
                           thread charged */
     ENTRY_GREEN,    /* CUgreenCtx; aux = its CUcontext */
@@ -48,7 +48,7 @@ enum ledger_kind {
     ENTRY_LOADED,   /* library and context hashed; aux = library, aux2 = context */
     ENTRY_FUNCTION, /* CUfunction or CUkernel; bytes = module or library (a handle, not a size),
                           aux = local memory per thread, aux2 = context of a CUfunction, else 0 */
-    ENTRY_EXEC,     /* CUgraphExec; bytes = memory nodes; aux = trim count at its last launch */
+    ENTRY_EXEC,     /* CUgraphExec and device; bytes = its memory nodes (cuda_graph.c) */
 };
 
 /* One device the program sees, by CUDA ordinal. */

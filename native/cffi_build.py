@@ -183,6 +183,9 @@ def _link(product: Product, objects: list[Path]) -> Path:
     result = product.work / Path(product.output).name
     stamp = product.work / "link.key"
     shape = ["-shared", f"-Wl,-soname,{product.soname}"] if product.soname else []
+    if product.soname == "libvgpu.so":
+        # The table means our own bodies, also where another preloaded library exports the same names.
+        shape.append("-Wl,-Bsymbolic")
     command = [*_zig(product.arch), *shape, *LINK, *map(_name, objects), "-o", _name(result), *SYSTEM]
     key = _digest(command, objects)
     if not (result.is_file() and stamp.is_file() and stamp.read_text() == key):

@@ -26,13 +26,7 @@ static int find_listed(struct process *process, nvmlDevice_t device) {
     if (!process->core || !real.nvmlDeviceGetUUID ||
         CALL_REAL(nvmlDeviceGetUUID, device, uuid, sizeof uuid) != NVML_SUCCESS)
         return -1;
-    int index = vgpu_core_device(process->core, uuid, 0);
-    if (index < 0 && strncmp(uuid, "MIG-", 4) == 0) {
-        /* CUDA tells an instance's bytes but not its family. */
-        memcpy(uuid, "GPU-", 4);
-        index = vgpu_core_device(process->core, uuid, 0);
-    }
-    return index;
+    return vgpu_core_device(process->core, uuid, 0);
 }
 
 /* False when no limit is in force for the device: the driver's own figures are shown. */

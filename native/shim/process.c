@@ -231,23 +231,30 @@ static void format_uuid(char *text, size_t size, const char *prefix, const CUuui
              b[12], b[13], b[14], b[15]);
 }
 
-/* NVML's string for the device, whichever family knows it; a new one is a whole GPU. */
+static CUresult read_uuid(CUuuid *uuid, bool *instance, CUdevice ordinal) {
+    CUuuid card;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    *instance = false;
+    if (real.cuDeviceGetUuid_v2)
+        result = CALL_REAL(cuDeviceGetUuid_v2, uuid, ordinal);
+    else if (real.cuDeviceGetUuid)
+        result = CALL_REAL(cuDeviceGetUuid, uuid, ordinal);
+    /* Version 2 names a MIG instance, the first its card. */
+    if (result == CUDA_SUCCESS && real.cuDeviceGetUuid_v2 && real.cuDeviceGetUuid &&
+        CALL_REAL(cuDeviceGetUuid, &card, ordinal) == CUDA_SUCCESS)
+        *instance = memcmp(&card, uuid, sizeof card) != 0;
+    return result;
+}
+
+/* By the string NVML has for the device. -1: the driver does not know such a device, or not yet. */
 static int region_index(struct process *process, CUdevice ordinal) {
     CUuuid uuid;
+    bool instance;
     char text[VGPU_UUID_LEN];
-    CUresult result = CUDA_ERROR_NOT_FOUND;
-    if (real.cuDeviceGetUuid_v2) /* alone names the MIG instance */
-        result = CALL_REAL(cuDeviceGetUuid_v2, &uuid, ordinal);
-    else if (real.cuDeviceGetUuid)
-        result = CALL_REAL(cuDeviceGetUuid, &uuid, ordinal);
-    if (result != CUDA_SUCCESS)
-        return -2;
-    format_uuid(text, sizeof text, "MIG", &uuid);
-    int index = vgpu_core_device(process->core, text, 0);
-    if (index >= 0)
-        return index;
-    format_uuid(text, sizeof text, "GPU", &uuid);
-    index = vgpu_core_device(process->core, text, 1);
+    if (read_uuid(&uuid, &instance, ordinal) != CUDA_SUCCESS)
+        return -1;
+    format_uuid(text, sizeof text, instance ? "MIG" : "GPU", &uuid);
+    int index = vgpu_core_device(process->core, text, 1);
     return index >= 0 ? index : -2;
 }
 
@@ -261,6 +268,19 @@ static void device_order(struct process *process) {
         (void)CALL_REAL(cuDeviceGetCount, &count);
     if (count > 1 || process->per_device || getenv("CUDA_VISIBLE_DEVICES"))
         settle_device_order(process);
+}
+
+/* The limits of all devices are recorded: a process without our environment may use another one. */
+static void adopt_limit(struct process *process, int index, uint64_t total) {
+    uint64_t own = process->limit[index];
+    if (own && total && own > total)
+        own = total;
+    vgpu_core_set_limit(process->core, index, own);
+    if (own)
+        vgpu_core_record_limit(process->core, index, own);
+    for (int i = 0; i < VGPU_MAX_DEVICES; i++)
+        if (i != index && process->limit[i])
+            vgpu_core_record_limit(process->core, i, process->limit[i]);
 }
 
 static void device_start(struct process *process, struct device *device) {
@@ -282,14 +302,10 @@ static void device_start(struct process *process, struct device *device) {
         device_order(process);
         index = region_index(process, device->ordinal);
     }
-    if (index >= 0) {
-        uint64_t own = process->limit[index];
-        if (own && total && own > total)
-            own = total;
-        vgpu_core_set_limit(process->core, index, own);
-        if (own)
-            vgpu_core_record_limit(process->core, index, own);
-    }
+    if (index == -1)
+        return;
+    if (index >= 0)
+        adopt_limit(process, index, total);
     if (index == -2 && process->mode == MODE_ON)
         log_line(LOG_ERROR,
                  "device %d has no place in the region (%d devices at most): memory on it "
@@ -309,6 +325,8 @@ struct device *process_device(struct process *process, CUdevice ordinal) {
         if (device->index == -1)
             device_start(process, device);
         pthread_mutex_unlock(&process->device_lock);
+        if (__atomic_load_n(&device->index, __ATOMIC_ACQUIRE) == -1)
+            return NULL;
     }
     return device;
 }

@@ -53,6 +53,18 @@ def client(name: str, target: str = GLIBC["x86_64"], *flags: str, links: Path | 
     return _kept(name, target, [*words, "-ldl", "-lpthread"], [source])
 
 
+def with_globals(name: str, target: str, names: list[str]) -> Path:
+    """The client with global variables of these names, exported; it counts those that lost their value."""
+    lines = [f"int {each} = 42;" for each in names]
+    lines += ["int changed_globals(void)", "{", "    int changed = 0;"]
+    lines += [f"    changed += {each} != 42;" for each in names]
+    text = "\n".join([*lines, "    return changed;", "}", ""])
+    extra = KEPT / f"globals-{hashlib.sha256(text.encode()).hexdigest()[:16]}.c"
+    KEPT.mkdir(parents=True, exist_ok=True)
+    extra.write_text(text)
+    return client(name, target, "-rdynamic", str(extra.relative_to(ROOT)))
+
+
 def musl_client(name: str, root: Path, output: Path) -> None:
     """The same program for musl, from the headers and objects of the root's musl-dev."""
     libraries = root / "usr/lib/x86_64-linux-musl"

@@ -133,6 +133,21 @@ static void signals(void)
     printf("\n");
 }
 
+/* Linked in by the test of global names: how many of the program's own values are not as it set them. */
+extern int changed_globals(void) __attribute__((weak));
+
+static int mappings(const char *name)
+{
+    char line[4096];
+    int found = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+    while (file && fgets(line, sizeof line, file))
+        found += strstr(line, name) != NULL;
+    if (file)
+        fclose(file);
+    return found;
+}
+
 static void descend(void)
 {
     int status = 0;
@@ -154,6 +169,10 @@ static void machine(const char *verb)
         umask(mask = umask(0)), printf("umask %03o\n", mask);
     else if (!strcmp(verb, "signals"))
         signals();
+    else if (!strcmp(verb, "regions"))
+        printf("regions %d\n", mappings("/usage.cache"));
+    else if (!strcmp(verb, "globals"))
+        printf("globals %d\n", changed_globals ? changed_globals() : -1);
     else if (!strcmp(verb, "handle"))
         signal(SIGUSR1, on_signal), signal(SIGUSR2, on_signal);
     else if (!strcmp(verb, "raise"))
@@ -185,6 +204,8 @@ int main(int argc, char **argv)
             printf("context %d\n", context());
         else if (!strncmp(verb, "alloc:", 6))
             take(number);
+        else if (!strncmp(verb, "over:", 5))
+            (void)cuMemAlloc_v2(&blocks[63], (size_t)number << 20);
         else if (!strcmp(verb, "free"))
             printf("free %d\n", cuMemFree_v2(blocks[--count & 63]));
         else if (!strcmp(verb, "total"))

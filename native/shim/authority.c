@@ -19,8 +19,6 @@
 #define LIMIT_NAME "CUDA_DEVICE_MEMORY_LIMIT"
 #define SM_NAME "CUDA_DEVICE_SM_LIMIT"
 #define CACHE_NAME "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-#define DEFAULT_CACHE "/tmp/cudevshr.cache"
-#define FALLBACK_CACHE "/dev/shm/cudevshr.cache"
 #define FILE_MAX 65536
 
 /* A block of text read whole; static storage would race, the stack is the program's. */

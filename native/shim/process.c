@@ -106,6 +106,7 @@ static int region_open(struct process *process, struct authority *a, bool claim)
         error = second ? error : 0;
     }
     memcpy(process->path, a->path, sizeof process->path);
+    process->other_path = a->fallback[0] && strcmp(a->path, a->fallback) != 0;
     return error;
 }
 
@@ -200,6 +201,16 @@ static bool is_complete(const struct process *process, bool claim) {
     return process->mode != MODE_ON || (claim ? process->ledger != NULL : process->core != NULL);
 }
 
+/* A looker that found no region: is there one now? In place, for it may ask for days on end. */
+static void look_again(struct process *process) {
+    vgpu_core *core = NULL;
+    const char *other = process->other_path ? FALLBACK_CACHE : "";
+    if (vgpu_core_open(&core, process->path, VGPU_OPEN_READ, process->instance) &&
+        vgpu_core_open(&core, other, VGPU_OPEN_READ, process->instance))
+        return;
+    __atomic_store_n(&process->core, core, __ATOMIC_RELEASE);
+}
+
 struct process *process_get(bool claim) {
     struct anchor *anchor = anchor_get();
     if (!anchor)
@@ -214,7 +225,10 @@ struct process *process_get(bool claim) {
     process = __atomic_load_n(&anchor->process, __ATOMIC_ACQUIRE);
     if (!is_complete(process, claim)) {
         inside++;
-        process = process_start(claim);
+        if (process && !claim)
+            look_again(process);
+        else
+            process = process_start(claim);
         inside--;
         __atomic_store_n(&anchor->process, process, __ATOMIC_RELEASE);
     }

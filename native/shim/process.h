@@ -84,6 +84,7 @@ struct process {
     bool foreign_ids;                 /* NVML lists process ids of another namespace */
     uint64_t instance;                /* this run of the container */
     char path[PATH_MAX];              /* region file */
+    bool other_path;                  /* or, when that cannot be used, FALLBACK_CACHE */
     uint64_t limit[VGPU_MAX_DEVICES]; /* bytes by region index, 0 = none; the authority's */
     vgpu_core *core;                  /* NULL until a region exists */
     vgpu_ledger *ledger;

@@ -37,6 +37,31 @@ def test_shows_the_limit_before_any_cuda_process(
     assert not (tmp_path / "usage.cache").exists()
 
 
+def test_a_tool_that_asks_for_days_takes_no_more_each_time(sim_env: SimEnv, run_client: RunClient) -> None:
+    """A looker without a region keeps one record, and sees the region of a process that comes later."""
+    code = (
+        READ
+        + """
+import os, subprocess, sys
+def maps():
+    return sum(1 for _ in open("/proc/self/maps")), int(open("/proc/self/statm").read().split()[0]) // 256
+figures()
+before = maps()
+for _ in range(200):
+    figures()
+after = maps()
+assert after == before, (before, after)
+child = "from simclient import *; init(0); ok(alloc(1 << 30)); print(flush=True); input()"
+other = subprocess.Popen([sys.executable, "-c", child], stdin=-1, stdout=-1)
+other.stdout.readline()
+print(figures()[3] >= 1 << 30)
+other.communicate(b"\\n")
+print(figures()[3])
+"""
+    )
+    assert run_client(code, sim_env(preload=True, limit="4g")).stdout == "True\n0\n"
+
+
 def test_nvidia_smi_shows_the_quota(sim_env: SimEnv, sim_dir: Path, run_client: RunClient) -> None:
     """The table and the queries of nvidia-smi give the quota as the card's memory (B129)."""
     code = f"""

@@ -42,12 +42,12 @@ struct loading {
     uint64_t key; /* of its ENTRY_LOADED; 0 = was loaded before */
 };
 CUresult loading_begin(struct loading *l, struct process *process, struct device *device,
-                       uint64_t library);
+                       uint64_t library, uint64_t context);
 CUresult loading_end(struct loading *l, CUresult result);
-/* True while some use of the library in the current context is the first. */
+/* True while the next use of the library in this context is the first. */
 bool loading_due(struct process *process, uint64_t library, uint64_t context);
 
-/* Forgets what died with a context (not its quota): functions and loaded marks. */
-void modules_forget(struct process *process, uint64_t context);
+/* Forgets functions and loaded marks of a context that died; bytes estimated for the latter. */
+uint64_t modules_forget(struct process *process, uint64_t context);
 /* As long as kernels of unloaded libraries are to be launched. */
 void launch_watch_lazy(void);

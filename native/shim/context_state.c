@@ -4,6 +4,7 @@
 
 #include "contexts.h"
 #include "launch.h"
+#include "vmm.h"
 
 /* What belongs to a context: its limits, its streams, and what ends with it. */
 
@@ -65,24 +66,21 @@ void doomed_begin(struct doomed *d, struct process *process, struct device *devi
         doomed_take(d, process, device, kinds[i], context, primary);
 }
 
+/* Bytes of data go back; those that were only estimated are returned. */
 static uint64_t doomed_give_back(struct doomed *d, struct process *process, struct device *device) {
-    uint64_t data = 0, managed = 0, images = 0;
+    uint64_t data = 0, managed = 0, estimates = 0;
     for (uint64_t i = 0; i < d->count; i++) {
         const struct vgpu_entry *entry = &d->rows[i];
-        switch (entry->kind) {
-        case ENTRY_POINTER:
+        if (entry->kind == ENTRY_POINTER)
             data += allocation_leave(process, entry);
-            break;
-        case ENTRY_MANAGED:
+        else if (entry->kind == ENTRY_MANAGED)
             managed += entry->bytes;
-            break;
-        case ENTRY_MODULE:
-            images += entry->bytes;
-            break;
-        default:
-            data += entry->bytes;
-            break;
-        }
+        else if (entry->kind == ENTRY_MODULE)
+            estimates += entry->bytes;
+        else if (entry->bytes || entry->aux)
+            data += entry->bytes, estimates += entry->aux;
+        else
+            vmm_array_gone(process, entry->key); /* its tiles lie in memory created apart */
     }
     if (managed) {
         pthread_mutex_lock(&process->settle_lock);
@@ -90,19 +88,19 @@ static uint64_t doomed_give_back(struct doomed *d, struct process *process, stru
         pthread_mutex_unlock(&process->settle_lock);
     }
     give_back(process, device, data + managed, VGPU_KIND_DATA);
-    return images;
+    return estimates;
 }
 
 uint64_t doomed_end(struct doomed *d, struct process *process, struct device *device, bool dead) {
-    uint64_t images = 0;
+    uint64_t estimates = 0;
     if (dead)
-        images = doomed_give_back(d, process, device);
+        estimates = doomed_give_back(d, process, device);
     else
         for (uint64_t i = 0; i < d->count; i++)
             (void)vgpu_ledger_put(process->ledger, &d->rows[i]);
     if (d->room)
         munmap(d->rows, d->room);
-    return images;
+    return estimates;
 }
 
 /* ---- limits --------------------------------------------------------------------------------- */

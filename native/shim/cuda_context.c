@@ -73,9 +73,13 @@ static void enter_context(struct process *process, struct device *device, CUcont
                                       .bytes = bytes,
                                       .aux = 1,
                                       .aux2 = LOCAL_DEFAULT};
+    uint64_t cursor = 0;
     (void)vgpu_ledger_take(process->ledger, ENTRY_CONTEXT, entry.key, &stale);
     (void)vgpu_ledger_put(process->ledger, &entry);
     local_review(process);
+    /* Kernels that were looked up before load their libraries here anew. */
+    if (vgpu_ledger_next(process->ledger, ENTRY_LIBRARY, &cursor, &stale) == 0)
+        launch_watch_lazy();
 }
 
 /* ---- the end of one ------------------------------------------------------------------------- */

@@ -237,12 +237,22 @@ static CUresult launch_begin(struct launch *l, CUfunction function, CUstream str
     return result;
 }
 
+/* Nobody noted on which device it was that something changed. */
+static void settle_devices(struct process *process) {
+    for (int i = 0; i < MAX_ORDINALS; i++) {
+        struct device *device = &process->devices[i];
+        if (__atomic_load_n(&device->contexts, __ATOMIC_RELAXED) &&
+            settle(process, device, true) == -EAGAIN)
+            launch_watch(LAUNCH_UNSETTLED);
+    }
+}
+
 static CUresult launch_end(struct launch *l, CUresult result) {
     if (!l->process)
         return result;
     bool grew = l->growth.step, loaded = l->loading.key;
     /* Both operations end before the first settle: it waits for a quiet moment. */
-    if (grew && loaded) {
+    if (grew && loaded && result == CUDA_SUCCESS) {
         taking_keep(&l->loading.taking, CUDA_SUCCESS);
         l->loading.key = 0;
     }
@@ -252,8 +262,8 @@ static CUresult launch_end(struct launch *l, CUresult result) {
         return result;
     if (result != CUDA_SUCCESS)
         launch_watch(LAUNCH_UNSETTLED);
-    else if (!grew && !loaded && settle(l->process, l->device, true) == -EAGAIN)
-        launch_watch(LAUNCH_UNSETTLED);
+    else
+        settle_devices(l->process);
     return result;
 }
 

@@ -29,7 +29,7 @@ COMMON = "base-files bash coreutils dash libstdc++6 python3-minimal"
 ALLOCATORS = "libjemalloc2 libtcmalloc-minimal4"
 PASSWD = "root:x:0:0::/:/bin/sh\nuser:x:1024:1024::/:/bin/sh\n"
 # What runs put in place: a bind mount needs something to cover.
-FOLDERS = ("proc", "dev", "sim", "test", "usr/local/vgpu", "opt/odd-dir", "etc")
+FOLDERS = ("proc", "dev", "sim", "test", "tmp", "usr/local/vgpu", "opt/odd-dir", "etc")
 FILES = ("etc/ld.so.preload", "usr/local/vgpu/libvgpu.so", "opt/odd-dir/libvgpu.so", "qemu")
 LIBRARY = "/usr/local/vgpu/libvgpu.so"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -68,6 +68,8 @@ while [ "$1" != -- ]; do mount --bind "$1" "$root$2"; shift 2; done
 shift
 mount -t proc proc "$root/proc"
 mount --bind /dev "$root/dev"
+mount -t tmpfs none "$root/dev/shm"
+for place in $READ_ONLY; do mount -o remount,bind,ro "$root$place"; done
 exec chroot --userspec="$1" "$root" "${@:2}"
 """
 
@@ -143,7 +145,6 @@ def _complete(root: Path) -> None:
     for name in FILES:
         (root / name).touch()
     (root / "etc/passwd").write_text(PASSWD)
-    (root / "tmp").mkdir(exist_ok=True)
     (root / "tmp").chmod(0o1777)
 
 
@@ -218,11 +219,13 @@ def command(
     binds: Iterable[tuple[Path, str]] = (),
     env: Mapping[str, str] | None = None,
     user: str = "0:0",
+    read_only: str = "",
     scratch: Path,
 ) -> list[str]:
     """What runs `argv` in the root, with `preload` as the text of /etc/ld.so.preload.
 
     `binds` are (file or folder here, place in the root); the place must be one of FOLDERS or FILES.
+    `read_only` names those of the places that are to be read-only.
     """
     root = get(name)
     text = scratch / f"preload-{hashlib.sha256(preload.encode()).hexdigest()[:8]}"
@@ -235,7 +238,8 @@ def command(
     else:
         inside = ["/usr/bin/env", "-i", *variables, *argv]
     mounts = [str(word) for bind in [(text, "/etc/ld.so.preload"), *binds] for word in bind]
-    return ["unshare", "-m", "bash", "-c", _SCRIPT, "jail", str(root), *mounts, "--", user, *inside]
+    script = f"READ_ONLY='{read_only}'\n{_SCRIPT}"
+    return ["unshare", "-m", "bash", "-c", script, "jail", str(root), *mounts, "--", user, *inside]
 
 
 def host_command(argv: Sequence[str], preload: str, scratch: Path) -> list[str]:

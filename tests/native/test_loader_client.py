@@ -24,8 +24,8 @@ class Tenant:
         self.machine = rootfs.MACHINES[rootfs.SUITES[name].arch]
         rootfs.get(name)
         self.library = host.parents[1] / self.machine / "libvgpu.so"
+        assert self.library.exists(), f"{self.library} is missing: make build"
         self.sim = sim if self.machine == "x86_64" else simulator(self.machine)
-        self.host_sim = sim
         self.folder = scratch / "test"
         self.folder.mkdir(mode=0o777)
         self.folder.chmod(0o777)

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,18 +27,26 @@ def _run(env: dict[str, str], *verbs: str, program: Path | None = None) -> tuple
 
 
 class Waiting:
-    """A client that has done its verbs and waits; leaving the block ends it."""
+    """A client that has done its verbs and waits; leaving the block lets it do those of `after` and end."""
 
-    def __init__(self, env: dict[str, str], *verbs: str, **options: object) -> None:
+    def __init__(
+        self,
+        env: dict[str, str],
+        *verbs: str,
+        program: Path | None = None,
+        after: Sequence[str] = (),
+        **options: object,
+    ) -> None:
         self.process = subprocess.Popen(
-            [str(client("loader_client")), *verbs, "wait"],
+            [str(program or client("loader_client")), *verbs, "wait", *after],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             **options,  # type: ignore[call-overload]
         )
-        self.lines = []
+        self.lines: list[str] = []
+        self.rest: list[str] = []
         for line in self.process.stdout or ():
             if line == "waiting\n":
                 break
@@ -48,7 +56,7 @@ class Waiting:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.process.communicate("\n", timeout=30)
+        self.rest = self.process.communicate("\n", timeout=30)[0].splitlines()
 
 
 def test_nothing_of_the_process_changes(sim_env: SimEnv) -> None:

@@ -1,125 +1,25 @@
-#include "pool.h"
+#include <errno.h>
 
-#include <sys/mman.h>
+#include "graph.h"
 
-/* Executable graphs that allocate: their memory is taken at the first launch or upload and kept
- * until the device's graph memory is trimmed, whatever becomes of graph and pointers. */
+/* Executable graphs. Memory nodes are taken at the first launch or upload and kept until the device's
+ * graph memory is trimmed, whatever becomes of graph and pointers; local memory of kernels at
+ * instantiation. */
 
 #define NO_MEMORY CUDA_ERROR_OUT_OF_MEMORY
-#define GRAPH_DEPTH_MAX 32
 /* No pointer reaches these bits of a key. */
 #define KEY_DEVICE_SHIFT 56
-
-/* What a graph's nodes take on one device. */
-struct part {
-    struct device *device;
-    struct pool *pool;
-    uint64_t bytes;   /* were no node to use again what another one freed */
-    uint64_t largest; /* one of them */
-    uint64_t credit;
-    uint64_t trims;
-    bool tight; /* not charged ahead: less than `bytes` may do, only the driver knows */
-    bool keeps; /* more is allocated than freed: others may have to take anew */
-};
-
-struct plan {
-    struct process *process;
-    bool tight;
-    int count;
-    struct part parts[MAX_ORDINALS];
-};
+#define KEY_LOCAL (UINT64_C(1) << 63)
+/* From so many nodes on the executable itself is worth a look. */
+#define NODES_SETTLED 256
 
 static uint64_t exec_key(CUgraphExec exec, const struct device *device) {
     return (uint64_t)(uintptr_t)exec | (uint64_t)device->ordinal << KEY_DEVICE_SHIFT;
 }
 
-/* ---- what a graph will take ------------------------------------------------------------------- */
-
-static struct part *plan_part(struct plan *plan, CUdevice ordinal) {
-    for (int i = 0; i < plan->count; i++)
-        if (plan->parts[i].device->ordinal == ordinal)
-            return &plan->parts[i];
-    struct device *device = process_device(plan->process, ordinal);
-    struct pool *pool = device ? pool_graph(plan->process, device) : NULL;
-    if (!pool)
-        return NULL;
-    struct part *part = &plan->parts[plan->count++];
-    *part = (struct part){.device = device, .pool = pool};
-    return part;
-}
-
-static CUresult plan_alloc(struct plan *plan, CUgraphNode node, int *live) {
-    CUDA_MEM_ALLOC_NODE_PARAMS params = {0};
-    CUresult result = CALL_REAL(cuGraphMemAllocNodeGetParams, node, &params);
-    if (result != CUDA_SUCCESS || params.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return result;
-    struct part *part = plan_part(plan, params.poolProps.location.id);
-    if (!part)
-        return NO_MEMORY;
-    uint64_t bytes = pool_steps(params.bytesize);
-    part->bytes = part->bytes > UINT64_MAX - bytes ? UINT64_MAX : part->bytes + bytes;
-    part->largest = bytes > part->largest ? bytes : part->largest;
-    ++*live;
-    return CUDA_SUCCESS;
-}
-
-static CUresult plan_graph(struct plan *plan, CUgraph graph, int *live, int depth);
-
-static CUresult plan_node(struct plan *plan, CUgraphNode node, int *live, int depth) {
-    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_KERNEL;
-    CUgraph child = NULL;
-    CUresult result = CALL_REAL(cuGraphNodeGetType, node, &type);
-    if (result != CUDA_SUCCESS)
-        return result;
-    switch ((int)type) {
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
-        return plan_alloc(plan, node, live);
-    case CU_GRAPH_NODE_TYPE_MEM_FREE:
-        --*live;
-        return CUDA_SUCCESS;
-    case CU_GRAPH_NODE_TYPE_GRAPH:
-        result = CALL_REAL(cuGraphChildGraphNodeGetGraph, node, &child);
-        return result == CUDA_SUCCESS ? plan_graph(plan, child, live, depth + 1) : result;
-    default:
-        return CUDA_SUCCESS;
-    }
-}
-
-static CUresult plan_graph(struct plan *plan, CUgraph graph, int *live, int depth) {
-    size_t count = 0;
-    CUresult result = CALL_REAL(cuGraphGetNodes, graph, NULL, &count);
-    if (result != CUDA_SUCCESS || count == 0 || depth > GRAPH_DEPTH_MAX)
-        return result;
-    size_t size = count * sizeof(CUgraphNode);
-    CUgraphNode *nodes =
-        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (nodes == MAP_FAILED)
-        return NO_MEMORY;
-    result = CALL_REAL(cuGraphGetNodes, graph, nodes, &count);
-    for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
-        result = plan_node(plan, nodes[i], live, depth);
-    munmap(nodes, size);
-    return result;
-}
-
-/* Graphs without memory nodes end as an empty plan. */
-static CUresult plan_make(struct plan *plan, struct process *process, CUgraph graph) {
-    int live = 0;
-    plan->process = process;
-    plan->count = 0;
-    plan->tight = false;
-    if (!real.cuGraphMemAllocNodeGetParams || !real.cuDeviceGetGraphMemAttribute ||
-        !real.cuGraphGetNodes || !real.cuGraphNodeGetType || !real.cuGraphChildGraphNodeGetGraph)
-        return CUDA_SUCCESS; /* a driver without memory nodes */
-    CUresult result = plan_graph(plan, graph, &live, 0);
-    for (int i = 0; i < plan->count; i++)
-        plan->parts[i].keeps = live > 0;
-    return result;
-}
-
 /* ---- around a call that takes it --------------------------------------------------------------- */
 
-static bool could_fit(const struct plan *plan, const struct part *part) {
+static bool could_fit(const struct graph_plan *plan, const struct graph_part *part) {
     uint64_t limit = process_limit(plan->process, part->device);
     uint64_t used = vgpu_used(plan->process->core, part->device->index);
     uint64_t graphs = __atomic_load_n(&part->pool->charged, __ATOMIC_RELAXED);
@@ -128,9 +28,9 @@ static bool could_fit(const struct plan *plan, const struct part *part) {
 }
 
 /* After the call, or instead of it. `undo`: what is not in use goes back first. */
-static void plan_end(struct plan *plan, int count, bool undo) {
+static void plan_end(struct graph_plan *plan, int count, bool undo) {
     for (int i = 0; i < count; i++) {
-        struct part *part = &plan->parts[i];
+        struct graph_part *part = &plan->part[i];
         if (undo)
             pool_trim(part->pool);
         (void)pool_settle(part->pool, &part->credit, true);
@@ -138,9 +38,9 @@ static void plan_end(struct plan *plan, int count, bool undo) {
     }
 }
 
-static CUresult plan_begin(struct plan *plan) {
-    for (int i = 0; i < plan->count; i++) {
-        struct part *part = &plan->parts[i];
+static CUresult plan_begin(struct graph_plan *plan) {
+    for (int i = 0; i < plan->parts; i++) {
+        struct graph_part *part = &plan->part[i];
         part->credit = 0;
         part->tight = false;
         part->trims = __atomic_load_n(&part->device->trims, __ATOMIC_ACQUIRE);
@@ -158,15 +58,15 @@ static CUresult plan_begin(struct plan *plan) {
 }
 
 /* After a call that can be undone: whether what it took fits. */
-static CUresult plan_check(struct plan *plan) {
+static CUresult plan_check(struct graph_plan *plan) {
     CUresult result = CUDA_SUCCESS;
-    for (int i = 0; result == CUDA_SUCCESS && i < plan->count; i++)
-        if (plan->parts[i].tight)
-            result = pool_settle(plan->parts[i].pool, &plan->parts[i].credit, false);
+    for (int i = 0; result == CUDA_SUCCESS && i < plan->parts; i++)
+        if (plan->part[i].tight)
+            result = pool_settle(plan->part[i].pool, &plan->part[i].credit, false);
     return result;
 }
 
-/* ---- instantiation ------------------------------------------------------------------------------ */
+/* ---- what an executable graph is known for --------------------------------------------------- */
 
 /* How many ENTRY_EXEC there are; with LAUNCH_GRAPH under pool_lock. */
 static uint64_t execs;
@@ -181,17 +81,46 @@ static void count_execs(struct process *process, int64_t change) {
     pthread_mutex_unlock(&process->pool_lock);
 }
 
-static bool exec_take(struct plan *plan, struct device *device, CUgraphExec exec) {
-    struct vgpu_entry entry;
-    if (vgpu_ledger_take(plan->process->ledger, ENTRY_EXEC, exec_key(exec, device), &entry))
-        return false;
-    struct part *part = &plan->parts[plan->count++];
-    *part = (struct part){.device = device,
-                          .pool = pool_graph(plan->process, device),
-                          .bytes = entry.bytes,
-                          .largest = entry.aux2 >> 1,
-                          .keeps = entry.aux2 & 1};
-    return true;
+static bool entry_take(struct process *process, uint64_t key, struct vgpu_entry *entry) {
+    bool found = vgpu_ledger_take(process->ledger, ENTRY_EXEC, key, entry) == 0;
+    if (found)
+        count_execs(process, -1);
+    return found;
+}
+
+/* One that its context took along may have left an entry under this key. */
+static CUresult entry_put(struct process *process, const struct vgpu_entry *entry) {
+    struct vgpu_entry old;
+    (void)entry_take(process, entry->key, &old);
+    if (vgpu_ledger_put(process->ledger, entry))
+        return NO_MEMORY;
+    count_execs(process, 1);
+    return CUDA_SUCCESS;
+}
+
+static CUresult note_part(struct graph_plan *plan, CUgraphExec exec,
+                          const struct graph_part *part) {
+    struct vgpu_entry entry = {.key = exec_key(exec, part->device),
+                               .kind = ENTRY_EXEC,
+                               .device = part->device->ordinal,
+                               .bytes = part->bytes,
+                               .aux2 = part->largest << 1 | part->keeps};
+    return entry_put(plan->process, &entry);
+}
+
+CUresult exec_note_local(const struct graph_plan *plan, CUgraphExec exec) {
+    const struct graph_local *most = NULL;
+    for (int i = 0; i < plan->locals; i++)
+        if (!most || plan->local[i].need > most->need)
+            most = &plan->local[i];
+    if (!most)
+        return CUDA_SUCCESS;
+    struct vgpu_entry entry = {.key = (uint64_t)(uintptr_t)exec | KEY_LOCAL,
+                               .kind = ENTRY_EXEC,
+                               .device = -1,
+                               .bytes = most->need,
+                               .aux = most->context};
+    return entry_put(plan->process, &entry);
 }
 
 static int device_count(const struct process *process) {
@@ -199,53 +128,79 @@ static int device_count(const struct process *process) {
                                                                    : VGPU_MAX_DEVICES;
 }
 
-static CUresult execs_put(const struct plan *plan, CUgraphExec exec) {
-    for (int i = 0; i < plan->count; i++) {
-        const struct part *part = &plan->parts[i];
-        struct vgpu_entry old, entry = {.key = exec_key(exec, part->device),
-                                        .kind = ENTRY_EXEC,
-                                        .device = part->device->ordinal,
-                                        .bytes = part->bytes,
-                                        .aux2 = part->largest << 1 | part->keeps};
-        /* One that its context took along may have left an entry. */
-        if (!vgpu_ledger_take(plan->process->ledger, ENTRY_EXEC, entry.key, &old))
-            count_execs(plan->process, -1);
-        if (vgpu_ledger_put(plan->process->ledger, &entry))
-            return NO_MEMORY;
-        count_execs(plan->process, 1);
-    }
-    return CUDA_SUCCESS;
+/* ---- instantiation ------------------------------------------------------------------------------ */
+
+struct instantiation {
+    struct graph_plan plan;
+    bool upload; /* takes the memory at once */
+};
+
+static CUresult instantiate_begin(struct instantiation *i, struct process *process, CUgraph graph,
+                                  bool upload) {
+    i->upload = upload;
+    CUresult result = graph_read(&i->plan, process, graph);
+    if (result == CUDA_SUCCESS)
+        result = graph_local_begin(&i->plan);
+    if (result == CUDA_SUCCESS && upload && (result = plan_begin(&i->plan)))
+        graph_local_end(&i->plan, result);
+    return result;
 }
 
-/* Answers for the driver's success; when not CUDA_SUCCESS the caller destroys the graph. */
-static CUresult instantiated(struct plan *plan, CUgraphExec exec, bool uploaded) {
-    CUresult result = uploaded ? plan_check(plan) : CUDA_SUCCESS;
-    return result == CUDA_SUCCESS ? execs_put(plan, exec) : result;
+/* Takes the driver's result; when it answers another one, the caller destroys the graph before
+ * instantiate_close. */
+static CUresult instantiate_end(struct instantiation *i, CUresult result, CUgraphExec exec) {
+    struct graph_plan *plan = &i->plan;
+    if (result == CUDA_SUCCESS && i->upload)
+        result = plan_check(plan);
+    for (int p = 0; result == CUDA_SUCCESS && p < plan->parts; p++)
+        result = note_part(plan, exec, &plan->part[p]);
+    if (result == CUDA_SUCCESS)
+        result = exec_note_local(plan, exec);
+    return result;
 }
 
-#define INSTANTIATE_BODY(symbol, upload, ...)                            \
+static void instantiate_close(struct instantiation *i, CUresult granted, CUresult result) {
+    struct graph_plan *plan = &i->plan;
+    struct device *device = NULL;
+    if (i->upload)
+        plan_end(plan, plan->parts, result != CUDA_SUCCESS);
+    graph_local_end(plan, granted);
+    if (granted == CUDA_SUCCESS && plan->nodes >= NODES_SETTLED &&
+        process_current(&device, plan->process) == CUDA_SUCCESS)
+        (void)settle(plan->process, device, true);
+}
+
+#define INSTANTIATE_BODY(symbol, uploads, ...)                           \
     NEED_CUDA(symbol);                                                   \
     struct process *process = enter();                                   \
-    struct plan plan;                                                    \
+    struct instantiation i;                                              \
     if (!process || process->mode != MODE_ON || !phGraphExec || !hGraph) \
         return real.symbol(phGraphExec, hGraph, __VA_ARGS__);            \
-    CUresult result = plan_make(&plan, process, hGraph);                 \
-    if (result == CUDA_SUCCESS && (upload))                              \
-        result = plan_begin(&plan);                                      \
+    CUgraphExec exec = NULL;                                             \
+    CUresult result = instantiate_begin(&i, process, hGraph, uploads);   \
     if (result != CUDA_SUCCESS)                                          \
         return result;                                                   \
-    CUgraphExec exec = NULL;                                             \
     CUresult granted = CALL_REAL(symbol, &exec, hGraph, __VA_ARGS__);    \
-    result = granted;                                                    \
-    if (granted == CUDA_SUCCESS)                                         \
-        result = instantiated(&plan, exec, upload);                      \
+    result = instantiate_end(&i, granted, exec);                         \
     if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS)               \
-        (void)CALL_REAL(cuGraphExecDestroy, exec);                       \
-    if (upload)                                                          \
-        plan_end(&plan, plan.count, result != CUDA_SUCCESS);             \
+        (void)exec_destroy(process, exec);                               \
+    instantiate_close(&i, granted, result);                              \
     if (result == CUDA_SUCCESS)                                          \
         *phGraphExec = exec;                                             \
     return result
+
+/* Its memory stays charged: the driver keeps it. */
+static CUresult exec_destroy(struct process *process, CUgraphExec exec) {
+    struct vgpu_entry taken[VGPU_MAX_DEVICES + 1];
+    int count = 0, devices = device_count(process);
+    for (int i = 0; i < devices && count < VGPU_MAX_DEVICES; i++)
+        count += entry_take(process, exec_key(exec, &process->devices[i]), &taken[count]);
+    count += entry_take(process, (uint64_t)(uintptr_t)exec | KEY_LOCAL, &taken[count]);
+    CUresult result = CALL_REAL(cuGraphExecDestroy, exec);
+    for (int i = 0; result != CUDA_SUCCESS && i < count; i++)
+        (void)entry_put(process, &taken[i]);
+    return result;
+}
 
 CUresult cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode,
                             char *logBuffer, size_t bufferSize) {
@@ -277,57 +232,55 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *phGraphExec, CUgraph hGr
                      instantiateParams);
 }
 
-/* Its memory stays charged: the driver keeps it. */
 CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
     NEED_CUDA(cuGraphExecDestroy);
     struct process *process = enter();
-    struct plan plan = {.process = process, .count = 0};
     if (!process || process->mode != MODE_ON || !(launch_reasons & LAUNCH_GRAPH))
         return real.cuGraphExecDestroy(hGraphExec);
-    for (int i = 0, count = device_count(process); i < count; i++)
-        (void)exec_take(&plan, &process->devices[i], hGraphExec);
-    CUresult result = CALL_REAL(cuGraphExecDestroy, hGraphExec);
-    if (plan.count)
-        count_execs(process, -plan.count);
-    if (result != CUDA_SUCCESS)
-        (void)execs_put(&plan, hGraphExec);
-    return result;
+    return exec_destroy(process, hGraphExec);
 }
 
 /* ---- launches ----------------------------------------------------------------------------------- */
 
 /* Still holds what its last launch took, as far as anybody can know. */
-static bool is_resident(const struct part *part, const struct vgpu_entry *entry) {
+static bool is_resident(const struct graph_part *part, const struct vgpu_entry *entry) {
     uint64_t reserved = 0;
     return entry->aux == (uint64_t)part->device->trims + 1 && !part->keeps &&
            pool_reserved(part->pool, &reserved) == CUDA_SUCCESS &&
            reserved == __atomic_load_n(&part->pool->charged, __ATOMIC_ACQUIRE);
 }
 
-/* The parts that a launch has to take. */
-static void plan_exec(struct plan *plan, struct process *process, CUgraphExec exec) {
+/* What a launch still has to take. */
+static CUresult plan_launch(struct graph_plan *plan, struct process *process, CUgraphExec exec) {
+    struct vgpu_entry entry;
     plan->process = process;
-    plan->count = 0;
     plan->tight = false;
+    plan->parts = plan->locals = 0;
     for (int i = 0, count = device_count(process); i < count; i++) {
         struct device *device = &process->devices[i];
-        struct vgpu_entry entry;
         if (vgpu_ledger_get(process->ledger, ENTRY_EXEC, exec_key(exec, device), &entry))
             continue;
-        struct part *part = &plan->parts[plan->count];
-        *part = (struct part){.device = device,
-                              .pool = pool_graph(process, device),
-                              .bytes = entry.bytes,
-                              .largest = entry.aux2 >> 1,
-                              .keeps = entry.aux2 & 1};
-        plan->count += !is_resident(part, &entry);
+        struct graph_part *part = &plan->part[plan->parts];
+        *part = (struct graph_part){.device = device,
+                                    .pool = pool_graph(process, device),
+                                    .bytes = entry.bytes,
+                                    .largest = entry.aux2 >> 1,
+                                    .keeps = entry.aux2 & 1};
+        if (!part->pool)
+            return NO_MEMORY;
+        plan->parts += !is_resident(part, &entry);
     }
+    uint64_t key = (uint64_t)(uintptr_t)exec | KEY_LOCAL;
+    if (vgpu_ledger_get(process->ledger, ENTRY_EXEC, key, &entry) == 0)
+        plan->local[plan->locals++] =
+            (struct graph_local){.context = entry.aux, .need = entry.bytes};
+    return CUDA_SUCCESS;
 }
 
 /* Notes that the graph holds its memory now. One that keeps it takes it away from others. */
-static void plan_launched(const struct plan *plan, CUgraphExec exec) {
-    for (int i = 0; i < plan->count; i++) {
-        const struct part *part = &plan->parts[i];
+static void plan_launched(const struct graph_plan *plan, CUgraphExec exec) {
+    for (int i = 0; i < plan->parts; i++) {
+        const struct graph_part *part = &plan->part[i];
         uint64_t key = exec_key(exec, part->device);
         struct vgpu_entry entry;
         if (part->keeps)
@@ -341,38 +294,63 @@ static void plan_launched(const struct plan *plan, CUgraphExec exec) {
 typedef CUresult graph_call(CUgraphExec exec, CUstream stream);
 
 /* A launch cannot be undone, an upload can: where it is not sure to fit, the upload goes first. */
-static CUresult launch_slow(graph_call *launch, graph_call *upload, CUgraphExec exec,
-                            CUstream stream) {
-    struct process *process = enter();
-    struct plan plan;
-    if (!process || process->mode != MODE_ON)
-        return launch(exec, stream);
-    plan_exec(&plan, process, exec);
-    if (plan.count == 0)
-        return launch(exec, stream);
-    CUresult result = plan_begin(&plan);
+static CUresult launch_planned(struct graph_plan *plan, graph_call *launch, graph_call *upload,
+                               CUgraphExec exec, CUstream stream) {
+    CUresult result = plan_begin(plan);
     if (result != CUDA_SUCCESS)
         return result;
     inside++;
-    if (plan.tight || launch == upload) {
+    if (plan->tight || launch == upload) {
         result = upload ? upload(exec, stream) : NO_MEMORY;
         if (result == CUDA_SUCCESS)
-            result = plan_check(&plan);
+            result = plan_check(plan);
     }
     if (result == CUDA_SUCCESS && launch != upload)
         result = launch(exec, stream);
     inside--;
-    plan_end(&plan, plan.count, result != CUDA_SUCCESS);
+    plan_end(plan, plan->parts, result != CUDA_SUCCESS);
     if (result == CUDA_SUCCESS)
-        plan_launched(&plan, exec);
+        plan_launched(plan, exec);
     return result;
 }
 
-/* One test and a jump while no graph has memory nodes. */
-#define LAUNCH_BODY(symbol, upload)                              \
-    if (LIKELY(!(launch_reasons & LAUNCH_GRAPH) && real.symbol)) \
-        return real.symbol(hGraphExec, hStream);                 \
-    NEED_CUDA(symbol);                                           \
+/* Streams and images that are still to be settled: as for a kernel's launch. */
+static void settle_due(struct process *process) {
+    struct device *device = NULL;
+    if (process_current(&device, process) != CUDA_SUCCESS)
+        return;
+    __atomic_fetch_and(&launch_reasons, ~(uint32_t)LAUNCH_UNSETTLED, __ATOMIC_RELAXED);
+    if (settle(process, device, true) == -EAGAIN)
+        launch_watch(LAUNCH_UNSETTLED);
+}
+
+static CUresult launch_slow(graph_call *launch, graph_call *upload, CUgraphExec exec,
+                            CUstream stream) {
+    struct process *process = enter();
+    struct graph_plan plan;
+    if (!process || process->mode != MODE_ON)
+        return launch(exec, stream);
+    bool unsettled = launch_reasons & LAUNCH_UNSETTLED;
+    CUresult result = plan_launch(&plan, process, exec);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!unsettled && plan.parts == 0 && plan.locals == 0)
+        return launch(exec, stream);
+    result = graph_local_begin(&plan);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = launch_planned(&plan, launch, upload, exec, stream);
+    graph_local_end(&plan, result);
+    if (unsettled && result == CUDA_SUCCESS)
+        settle_due(process);
+    return result;
+}
+
+/* One test and a jump while no graph has memory nodes or kernels with much local memory. */
+#define LAUNCH_BODY(symbol, upload)                                                   \
+    if (LIKELY(!(launch_reasons & (LAUNCH_GRAPH | LAUNCH_UNSETTLED)) && real.symbol)) \
+        return real.symbol(hGraphExec, hStream);                                      \
+    NEED_CUDA(symbol);                                                                \
     return launch_slow(real.symbol, real.upload, hGraphExec, hStream)
 
 CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {

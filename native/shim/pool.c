@@ -17,6 +17,8 @@ static struct {
     uint32_t generation; /* of `current` */
 } pools;
 
+uint32_t pools_watched;
+
 static bool owned(const struct process *process) {
     return __atomic_load_n(&pools.owner, __ATOMIC_ACQUIRE) == process;
 }
@@ -298,6 +300,8 @@ static void set_charged(struct pool *pool, uint64_t bytes) {
         __atomic_fetch_add(&pool->device->invisible, bytes - pool->charged, __ATOMIC_RELAXED);
     if (pool->kind == POOL_GRAPH)
         pool->device->graph = bytes;
+    else if (bytes)
+        __atomic_store_n(&pools_watched, 1, __ATOMIC_RELEASE);
     __atomic_store_n(&pool->charged, bytes, __ATOMIC_RELEASE);
 }
 
@@ -399,4 +403,20 @@ uint64_t pools_refresh(struct process *process, struct device *device, bool trim
         back += refresh_held(process, pool);
     }
     return back;
+}
+
+/* The flag goes down before the look: who charges meanwhile raises it again. */
+void pools_synchronized(struct process *process) {
+    if (!owned(process) || process->mode != MODE_ON)
+        return;
+    __atomic_store_n(&pools_watched, 0, __ATOMIC_SEQ_CST);
+    struct pool *pool = __atomic_load_n(&pools.first, __ATOMIC_ACQUIRE);
+    for (; pool; pool = pool->next) {
+        if (pool->kind == POOL_GRAPH || !__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))
+            continue;
+        if (hold(process, pool->device, pool))
+            (void)refresh_held(process, pool);
+        if (__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))
+            __atomic_store_n(&pools_watched, 1, __ATOMIC_RELEASE);
+    }
 }

@@ -60,3 +60,8 @@ CUresult pool_announce(struct pool *pool, uint64_t bytes);
 /* After the call: charges what the pool grew, gives back what was charged ahead in excess. When
  * that does not fit, *credit stays charged, the caller undoes its call and settles by force. */
 CUresult pool_settle(struct pool *pool, uint64_t *credit, bool force);
+
+/* > 0 while some pool is charged: only then a synchronisation can give memory back. */
+extern uint32_t pools_watched;
+/* The driver may just have given unused memory of pools back. */
+void pools_synchronized(struct process *process);

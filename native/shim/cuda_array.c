@@ -292,15 +292,16 @@ static void array_gone(struct process *process, struct device *device,
     return result
 
 /* `descriptor` is the caller's in the widest form. */
-#define CREATE_BODY(symbol, type, descriptor, levels, ...)               \
-    struct array a;                                                      \
-    CUresult result = array_begin(&a, process, descriptor, levels);      \
-    if (result != CUDA_SUCCESS)                                          \
-        return result;                                                   \
-    type made = NULL;                                                    \
-    result = array_end(&a, CALL_REAL(symbol, &made, __VA_ARGS__), made); \
-    if (result == CUDA_SUCCESS)                                          \
-        *pHandle = made;                                                 \
+#define CREATE_BODY(symbol, type, descriptor, levels, ...)          \
+    struct array a;                                                 \
+    CUresult result = array_begin(&a, process, descriptor, levels); \
+    if (result != CUDA_SUCCESS)                                     \
+        return result;                                              \
+    type made = NULL;                                               \
+    result = CALL_REAL(symbol, &made, __VA_ARGS__);                 \
+    result = array_end(&a, result, made);                           \
+    if (result == CUDA_SUCCESS)                                     \
+        *pHandle = made;                                            \
     return result
 
 #define WIDE(d, depth, flags) {(d)->Width, (d)->Height, depth, (d)->Format, (d)->NumChannels, flags}

@@ -32,12 +32,22 @@ static void meet(struct process *process, struct device *device) {
     device->met = true;
 }
 
+static bool is_measured(struct process *process, const struct device *device) {
+    return device->index >= 0 &&
+           __atomic_load_n(&vgpu_core_ext(process->core)->context_bytes[device->index],
+                           __ATOMIC_RELAXED) != 0;
+}
+
 /* ---- one new context ------------------------------------------------------------------------ */
 
 static CUresult birth_begin(struct taking *t, struct process *process, struct device *device,
                             uint64_t bytes) {
     __atomic_fetch_add(&device->contexts, 1, __ATOMIC_ACQ_REL);
     CUresult result = taking_begin(t, process, device, bytes);
+    /* Where nobody has measured one, the estimate is high: a small quota may hold one all the
+     * same, and what turns out not to fit is undone. */
+    if (result != CUDA_SUCCESS && process->mode == MODE_ON && !is_measured(process, device))
+        result = taking_begin(t, process, device, bytes / 2);
     if (result != CUDA_SUCCESS)
         __atomic_fetch_sub(&device->contexts, 1, __ATOMIC_ACQ_REL);
     return result;

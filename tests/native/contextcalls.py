@@ -1,0 +1,79 @@
+"""What tests of contexts, images and launches share, beside simclient: the quota against the simulator's truth."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from simclient import (
+    C,
+    call,
+    cu_init,
+    nvml_memory,
+    ok,
+    out,
+    ptr,
+    size_t,
+    sim_device_used,
+)
+
+STACK, FIFO, HEAP = 0, 1, 2
+
+
+def used(index: int = 0) -> int:
+    """Bytes that the container is charged on a device, as NVML shows them."""
+    return int(nvml_memory(index)[3])
+
+
+def same(index: int = 0) -> int:
+    """The charge, which must be what the simulated device really holds."""
+    charged, truth = used(index), sim_device_used(index)
+    assert charged == truth, f"charged {charged}, device holds {truth}"
+    return charged
+
+
+def start() -> None:
+    """cuInit without a context."""
+    ok(cu_init())
+
+
+def reset(dev: int = 0) -> int:
+    return call("cuDevicePrimaryCtxReset_v2", dev)
+
+
+def is_active(dev: int = 0) -> bool:
+    flags, active = C.c_uint(), C.c_int()
+    ok(call("cuDevicePrimaryCtxGetState", dev, C.byref(flags), C.byref(active)))
+    return bool(active.value)
+
+
+def limit(which: int) -> int:
+    return int(ok(out(size_t, "cuCtxGetLimit", which)))
+
+
+def stream_create(flags: int = 0) -> tuple[int, int]:
+    return out(ptr, "cuStreamCreate", flags)
+
+
+def stream_destroy(stream: int) -> int:
+    return call("cuStreamDestroy_v2", ptr(stream))
+
+
+def together(count: int, work: Callable[[int], None]) -> None:
+    """Runs `work(i)` in `count` threads that start at once; the first failure is raised."""
+    barrier, failures = threading.Barrier(count), []
+
+    def one(i: int) -> None:
+        try:
+            barrier.wait()
+            work(i)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

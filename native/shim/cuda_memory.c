@@ -1,4 +1,4 @@
-#include "process.h"
+#include "pool.h"
 
 /* Allocations at an address: plain, pitched, managed; and their frees. */
 
@@ -188,21 +188,30 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
     if (!process || process->mode != MODE_ON) \
         return real.symbol(__VA_ARGS__);      \
     release_begin(&r, process, address);      \
-    return release_end(&r, process, CALL_REAL(symbol, __VA_ARGS__))
+    CUresult result = release_end(&r, process, CALL_REAL(symbol, __VA_ARGS__))
+
+/* A pointer of a pool is not in the ledger: its pool is charged by what it reserves. This free waits
+ * for it, so the pool may have shrunk at once; the other one does not. */
+#define FREE_NOW_BODY(symbol, address)        \
+    FREE_BODY(symbol, address, address);      \
+    if (UNLIKELY(!r.device && pools_watched)) \
+        pools_synchronized(process);          \
+    return result
 
 CUresult cuMemFree_v2(CUdeviceptr dptr) {
-    FREE_BODY(cuMemFree_v2, dptr, dptr);
+    FREE_NOW_BODY(cuMemFree_v2, dptr);
 }
 
 CUresult cuMemFree(CUdeviceptr_v1 dptr) {
-    FREE_BODY(cuMemFree, dptr, dptr);
+    FREE_NOW_BODY(cuMemFree, dptr);
 }
 
-/* A pool's pointer is not in the ledger: its pool is charged by what it reserves. */
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     FREE_BODY(cuMemFreeAsync, dptr, dptr, hStream);
+    return result;
 }
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream) {
     FREE_BODY(cuMemFreeAsync_ptsz, dptr, dptr, hStream);
+    return result;
 }

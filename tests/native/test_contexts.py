@@ -179,9 +179,7 @@ assert same() == CONTEXT
 
 
 @pytest.mark.parametrize("how", ["ok(ctx_create())", "init()"])
-def test_a_wrong_estimate_is_undone(
-    sim_env: SimEnv, run_client: RunClient, tmp_path: Path, how: str
-) -> None:
+def test_a_wrong_estimate_is_undone(sim_env: SimEnv, run_client: RunClient, tmp_path: Path, how: str) -> None:
     """A context that proves larger than its estimate and than the quota is destroyed again and refused (B046)."""
     env = sim_env(preload=True, limit="128m")
     _run(run_client, env, "init()")
@@ -211,10 +209,10 @@ def test_a_small_quota_holds_a_context_that_nobody_measured(sim_env: SimEnv, run
 
 def test_without_nvml_the_estimate_stays(sim_env: SimEnv, run_client: RunClient, tmp_path: Path) -> None:
     """Where NVML lists no processes the estimates of contexts are charged, given back, and so marked (D3)."""
-    hide = "nvmlDeviceGetComputeRunningProcesses_v3,nvmlDeviceGetComputeRunningProcesses_v2"
+    faults = "nvmlDeviceGetComputeRunningProcesses_v3:*:3"
     _run(
         run_client,
-        sim_env(preload=True, limit="1g", SIMGPU_HIDE=hide),
+        sim_env(preload=True, limit="1g", SIMGPU_FAULTS=faults),
         """
 start()
 ok(retain())

@@ -1,4 +1,4 @@
-"""What tests of contexts, images and launches share, beside simclient: the quota against the simulator's truth."""
+"""What tests of contexts, images and launches share: the quota against the simulator's truth."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from simclient import (
     ok,
     out,
     ptr,
-    size_t,
     sim_device_used,
+    size_t,
 )
 
 STACK, FIFO, HEAP = 0, 1, 2

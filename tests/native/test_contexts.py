@@ -34,7 +34,7 @@ def _word(tmp_path: Path, offset: int, size: str = "<Q") -> int:
 
 
 def test_the_primary_context_is_charged_once(sim_env: SimEnv, run_client: RunClient, tmp_path: Path) -> None:
-    """Three retains are one charge, which goes with the third release and comes back with a new retain (B053)."""
+    """Three retains are one charge, which goes with the third release and comes back after (B053)."""
     _run(
         run_client,
         sim_env(preload=True, limit="1g"),
@@ -82,7 +82,7 @@ assert not is_active() and same() == 0
 
 
 def test_a_failing_driver_changes_no_charge(sim_env: SimEnv, run_client: RunClient) -> None:
-    """A retain, create, release, reset or destroy that the driver fails leaves the charge as it was (B054)."""
+    """A retain, create, release, reset or destroy that the driver fails leaves the charge alone (B054)."""
     faults = (
         "cuDevicePrimaryCtxRetain:1:2,cuDevicePrimaryCtxRelease_v2:1:999,cuDevicePrimaryCtxReset_v2:1:999,"
         "cuCtxCreate_v2:1:2,cuCtxDestroy_v2:1:999"
@@ -180,7 +180,7 @@ assert same() == CONTEXT
 
 @pytest.mark.parametrize("how", ["ok(ctx_create())", "init()"])
 def test_a_wrong_estimate_is_undone(sim_env: SimEnv, run_client: RunClient, tmp_path: Path, how: str) -> None:
-    """A context that proves larger than its estimate and than the quota is destroyed again and refused (B046)."""
+    """A context that proves larger than its estimate and the quota is undone and refused (B046)."""
     env = sim_env(preload=True, limit="128m")
     _run(run_client, env, "init()")
     with (tmp_path / "usage.cache").open("r+b") as region:
@@ -232,7 +232,7 @@ assert used() == 0
 
 
 def test_calls_before_cuinit_are_the_drivers(sim_env: SimEnv, run_client: RunClient) -> None:
-    """A retain or create before cuInit, or of no device, has the driver's own answer and leaves no mark (B029)."""
+    """Before cuInit, or for no device, the answer is the driver's own and leaves no mark (B029)."""
     _run(
         run_client,
         sim_env(preload=True, limit="1g"),

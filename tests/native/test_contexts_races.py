@@ -86,7 +86,7 @@ assert same(0) == CONTEXT + 20 * MIB and same(1) == 0
 
 
 def test_addresses_of_a_dying_context_may_be_reused(sim_env: SimEnv, run_client: RunClient) -> None:
-    """Threads destroy contexts full of allocations while others allocate: every byte is charged once (B051)."""
+    """Threads destroy full contexts while others allocate: every byte is charged once (B051)."""
     _run(
         run_client,
         sim_env(preload=True, limit="4g"),

@@ -163,7 +163,7 @@ static void complain(struct authority *a, int error, const char *name, const cha
     if (a->error)
         return;
     a->error = error;
-    snprintf(a->source, sizeof a->source, "%.80s=%.40s", name, value);
+    snprintf(a->source, sizeof a->source, "%.240s=%.40s", name, value);
 }
 
 /* Limits of one environment; number of variables that were set and not empty. */

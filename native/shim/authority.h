@@ -15,7 +15,7 @@ struct authority {
     bool required;    /* a missing or unusable limit refuses the start */
     bool asked;       /* some limit was given, usable or not */
     int error;        /* 0; ENODATA no limit where one is required; EINVAL, ERANGE */
-    char source[128]; /* what `error` is about, for the one line */
+    char source[320]; /* what `error` is about, for the one line */
     uint64_t limit[VGPU_MAX_DEVICES]; /* bytes by region index, 0 = none */
     bool per_device;
     bool sm_limit;                 /* a compute limit is asked for */

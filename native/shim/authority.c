@@ -164,6 +164,9 @@ static void complain(struct authority *a, int error, const char *name, const cha
         return;
     a->error = error;
     snprintf(a->source, sizeof a->source, "%.240s=%.40s", name, value);
+    for (char *c = a->source; *c; c++) /* it must stay one line */
+        if ((unsigned char)*c < ' ')
+            *c = ' ';
 }
 
 /* Limits of one environment; number of variables that were set and not empty. */

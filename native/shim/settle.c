@@ -369,7 +369,9 @@ void settle_device_order(struct process *process) {
     if (!nvml_start() || !real.nvmlDeviceGetCount_v2 || !real.nvmlDeviceGetHandleByIndex_v2 ||
         !real.nvmlDeviceGetUUID || CALL_REAL(nvmlDeviceGetCount_v2, &count) != NVML_SUCCESS)
         return;
-    for (unsigned int i = 0; i < count && i < VGPU_MAX_DEVICES; i++) {
+    if (count > VGPU_MAX_DEVICES) /* not all have a place: it goes to those that are visible */
+        return;
+    for (unsigned int i = 0; i < count; i++) {
         nvmlDevice_t handle;
         char uuid[VGPU_UUID_LEN] = "";
         if (CALL_REAL(nvmlDeviceGetHandleByIndex_v2, i, &handle) == NVML_SUCCESS &&

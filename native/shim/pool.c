@@ -6,12 +6,14 @@
 
 /* Records of pools and the arithmetic of their charge. */
 
-#define CHUNK_BYTES 16384
+#define CHUNK_BYTES 4096
 
 /* Appended to, never taken from; valid only for its owner. */
 static struct {
     struct process *owner;
     struct pool *first;
+    struct pool *chunk; /* its first `spare` records were never used */
+    size_t spare;
     struct pool *current[MAX_ORDINALS]; /* NULL: ask the driver */
     struct pool *graph[MAX_ORDINALS];
     uint32_t generation; /* of `current` */
@@ -38,26 +40,26 @@ static void own(struct process *process) {
     if (owned(process))
         return;
     pools.first = NULL;
+    pools.spare = 0;
     for (int i = 0; i < MAX_ORDINALS; i++)
         pools.current[i] = pools.graph[i] = NULL;
     __atomic_store_n(&pools.owner, process, __ATOMIC_RELEASE);
 }
 
-/* Under pool_lock. */
+/* Under pool_lock. A new record comes into the list once it is filled. */
 static struct pool *record_take(void) {
     for (struct pool *pool = pools.first; pool; pool = pool->next)
         if (!pool->handle)
             return pool;
-    struct pool *chunk =
-        mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (chunk == MAP_FAILED)
-        return NULL;
-    size_t count = CHUNK_BYTES / sizeof *chunk;
-    for (size_t i = 0; i + 1 < count; i++)
-        chunk[i].next = &chunk[i + 1];
-    chunk[count - 1].next = pools.first;
-    __atomic_store_n(&pools.first, chunk, __ATOMIC_RELEASE);
-    return chunk;
+    if (pools.spare == 0) {
+        void *chunk =
+            mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (chunk == MAP_FAILED)
+            return NULL;
+        pools.chunk = chunk;
+        pools.spare = CHUNK_BYTES / sizeof *pools.chunk;
+    }
+    return &pools.chunk[--pools.spare];
 }
 
 static struct pool *record_start(struct process *process, CUmemoryPool handle,
@@ -65,6 +67,7 @@ static struct pool *record_start(struct process *process, CUmemoryPool handle,
     struct pool *pool = record_take();
     if (!pool)
         return NULL;
+    bool listed = pool->process != NULL;
     pool->process = process;
     pool->device = device;
     pool->kind = kind;
@@ -72,6 +75,10 @@ static struct pool *record_start(struct process *process, CUmemoryPool handle,
     pool->holders = 0;
     pool->dying = false;
     __atomic_store_n(&pool->handle, handle, __ATOMIC_RELEASE);
+    if (!listed) {
+        pool->next = pools.first;
+        __atomic_store_n(&pools.first, pool, __ATOMIC_RELEASE);
+    }
     return pool;
 }
 

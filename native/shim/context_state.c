@@ -212,9 +212,16 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
 
 /* ---- streams -------------------------------------------------------------------------------- */
 
-/* Measured: 2 MiB about every fourth, 34 MiB for 64; kept for the next when one is destroyed. */
-#define STREAM_BYTES (544 * UINT64_C(1024))
+/* Measured: 2 MiB about every fourth, 34 MiB for 64; kept for the next when one is destroyed. So
+ * each may bring a block; where no settle corrects that, the mean must do. */
+#define STREAM_MEAN (544 * UINT64_C(1024))
 #define STREAM_SETTLE 16
+
+static uint64_t stream_bytes(struct process *process) {
+    bool unsettled = process->core && __atomic_load_n(&vgpu_core_ext(process->core)->state,
+                                                      __ATOMIC_RELAXED) == VGPU_STATE_UNSETTLED;
+    return unsettled ? STREAM_MEAN : GRANULE;
+}
 
 struct stream {
     struct taking taking;
@@ -226,7 +233,8 @@ static CUresult stream_begin(struct stream *s, struct process *process, struct d
     uint32_t live = __atomic_add_fetch(&process->streams, 1, __ATOMIC_RELAXED);
     s->handle = NULL;
     s->more = live > __atomic_load_n(&device->streams, __ATOMIC_RELAXED);
-    CUresult result = taking_begin(&s->taking, process, device, s->more ? STREAM_BYTES : 0);
+    CUresult result =
+        taking_begin(&s->taking, process, device, s->more ? stream_bytes(process) : 0);
     if (result != CUDA_SUCCESS)
         __atomic_fetch_sub(&process->streams, 1, __ATOMIC_RELAXED);
     return result;
@@ -241,6 +249,8 @@ static CUresult stream_end(struct stream *s, CUstream *out, CUresult granted) {
         result = taking_end(&s->taking, granted, false);
     else
         taking_keep(&s->taking, granted);
+    if (s->more && !due)
+        launch_watch(LAUNCH_UNSETTLED);
     if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS) {
         if (real.cuStreamDestroy_v2)
             (void)CALL_REAL(cuStreamDestroy_v2, s->handle);

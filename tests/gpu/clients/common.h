@@ -37,7 +37,7 @@ static inline CUresult load(CUmodule *module, CUfunction *function, size_t local
         snprintf(body, sizeof body,
                  ".local .align 4 .b8 buf[%zu]; .reg .u64 %%a,%%b; .reg .u32 %%t;"
                  "mov.u32 %%t,%%tid.x; cvt.u64.u32 %%a,%%t; mov.u64 %%b,buf; add.u64 %%b,%%b,%%a;"
-                 "st.local.volatile.u8 [%%b],%%t; ld.local.volatile.u8 %%t,[%%b];",
+                 "st.volatile.local.u8 [%%b],%%t; ld.volatile.local.u8 %%t,[%%b];",
                  local);
     if (global)
         snprintf(array, sizeof array, ".visible .global .align 4 .b8 image[%zu];\n", global);

@@ -80,7 +80,7 @@ peer.end()
     )
 
 
-def test_an_ipc_handle_is_charged_to_its_exporter_once(sim_env: SimEnv, run_client: RunClient) -> None:
+def test_an_imported_pointer_is_charged_to_its_exporter_once(sim_env: SimEnv, run_client: RunClient) -> None:
     """Opening a peer's memory twice and closing it twice moves no charge; the exporter's free does (B057)."""
     _run(
         run_client,

@@ -266,3 +266,25 @@ ok(release_handle(h))
 assert same() == base
 """,
     )
+
+
+def test_access_rights_take_nothing(sim_env: SimEnv, run_client: RunClient) -> None:
+    """Reserving addresses and giving access to mapped memory changes no charge."""
+    _run(
+        run_client,
+        sim_env(preload=True, limit="1g"),
+        """
+va = ok(reserve(1 << 40))
+h = ok(create(64 * MIB))
+ok(map_at(va, 64 * MIB, h))
+before = same()
+class Access(C.Structure):
+    _fields_ = [("type", i32), ("id", i32), ("flags", i32)]
+ok(call("cuMemSetAccess", va, 64 * MIB, C.byref(Access(DEVICE, 0, 3)), 1))
+assert same() == before == base + 64 * MIB
+ok(unmap(va, 64 * MIB))
+ok(release_handle(h))
+ok(call("cuMemAddressFree", va, 1 << 40))
+assert same() == base
+""",
+    )

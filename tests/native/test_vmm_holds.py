@@ -95,7 +95,9 @@ h = ok(create(16 * MIB))
 """
 
 
-def test_a_multicast_object_takes_nothing_and_a_binding_holds(sim_env: SimEnv, run_client: RunClient) -> None:
+def test_a_multicast_object_takes_nothing_until_memory_is_bound(
+    sim_env: SimEnv, run_client: RunClient
+) -> None:
     """Memory bound by handle or by address stays charged until it is unbound."""
     _run(
         run_client,

@@ -1,0 +1,295 @@
+/* Measures what driver calls cost in this process; prints "name value" lines, values in ns a call.
+ * Plain C with no vendor header and nothing linked: the arms differ in LD_PRELOAD alone.
+ *
+ *   bench_client calls SECONDS OVER    every call, about SECONDS each; OVER MiB are over the quota
+ *   bench_client start                 from nothing to a current context, then ends
+ *   bench_client first                 what the first calls of a process take */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef unsigned long long address;
+
+struct location {
+    int type, id;
+};
+struct properties { /* CUmemAllocationProp */
+    int type, handle_types;
+    struct location location;
+    void *security;
+    unsigned char flags[8];
+};
+
+#define FUNCTIONS(F)                                                                               \
+    F(cuInit, (unsigned flags))                                                                    \
+    F(cuDeviceGet, (int *device, int ordinal))                                                     \
+    F(cuDevicePrimaryCtxRetain, (void **context, int device))                                      \
+    F(cuCtxSetCurrent, (void *context))                                                            \
+    F(cuCtxGetCurrent, (void **context))                                                           \
+    F(cuCtxGetDevice, (int *device))                                                               \
+    F(cuCtxSynchronize, (void))                                                                    \
+    F(cuModuleLoadData, (void **module, const void *image))                                        \
+    F(cuModuleGetFunction, (void **function, void *module, const char *name))                      \
+    F(cuLaunchKernel, (void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+                       unsigned shared, void *stream, void **arguments, void **extra))             \
+    F(cuMemAlloc_v2, (address *pointer, size_t bytes))                                             \
+    F(cuMemFree_v2, (address pointer))                                                             \
+    F(cuMemGetInfo_v2, (size_t *free, size_t *total))                                              \
+    F(cuMemAllocAsync, (address *pointer, size_t bytes, void *stream))                             \
+    F(cuMemFreeAsync, (address pointer, void *stream))                                             \
+    F(cuMemAddressReserve, (address *pointer, size_t bytes, size_t alignment, address hint,        \
+                            address flags))                                                        \
+    F(cuMemCreate, (address *handle, size_t bytes, const struct properties *, address flags))      \
+    F(cuMemMap, (address pointer, size_t bytes, size_t offset, address handle, address flags))     \
+    F(cuMemUnmap, (address pointer, size_t bytes))                                                 \
+    F(cuMemRelease, (address handle))                                                              \
+    F(cuGetProcAddress_v2, (const char *name, void **function, int version, address flags, int *))
+
+#define F(name, params) static int(*name) params;
+FUNCTIONS(F)
+#undef F
+
+static const char image[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
+                            ".visible .entry noop()\n{\n    ret;\n}\n";
+#define LIVE 20000
+#define SAMPLES 20000
+#define BATCHES 5
+
+static void *driver, *function;
+static size_t size; /* of the allocations being measured */
+static address reserved;
+static address live[LIVE];
+static int failed; /* calls that should have succeeded */
+static int (*current)(void **);
+static int (*device_of)(int *);
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* Each does n calls and gives the seconds they took: no clock is read in between. */
+#define BATCH(name, setup, body, after)                                                            \
+    static double name(long n)                                                                     \
+    {                                                                                              \
+        setup;                                                                                     \
+        double start = now();                                                                      \
+        for (long i = 0; i < n; i++) {                                                             \
+            body;                                                                                  \
+        }                                                                                          \
+        double end = now();                                                                        \
+        after;                                                                                     \
+        return end - start;                                                                        \
+    }
+
+BATCH(get_current, void *context, failed += current(&context), )
+BATCH(get_device, int device, failed += device_of(&device), )
+BATCH(get_info, size_t available; size_t total, failed += cuMemGetInfo_v2(&available, &total), )
+BATCH(look_up, , failed += !dlsym(driver, "cuCtxSynchronize"), )
+BATCH(look_up_other, , failed += !dlsym(RTLD_DEFAULT, "malloc"), )
+BATCH(pair, address pointer, failed += cuMemAlloc_v2(&pointer, size) || cuMemFree_v2(pointer), )
+BATCH(pair_async, address pointer,
+      failed += cuMemAllocAsync(&pointer, size, NULL) || cuMemFreeAsync(pointer, NULL),
+      failed += cuCtxSynchronize())
+BATCH(refused, address pointer, failed += cuMemAlloc_v2(&pointer, size) != 2, )
+
+static double map_and_back(long n)
+{
+    struct properties properties = {.type = 1, .location = {1, 0}};
+    address handle;
+    double start = now();
+    for (long i = 0; i < n; i++)
+        failed += !reserved || cuMemCreate(&handle, size, &properties, 0) || cuMemMap(reserved, size, 0, handle, 0) ||
+                  cuMemUnmap(reserved, size) || cuMemRelease(handle);
+    return now() - start;
+}
+
+/* The queue of launches is finite: it is emptied off the clock. */
+static double launch(long n)
+{
+    double spent = 0;
+    for (long left = n; left > 0; left -= 256) {
+        double start = now();
+        for (long i = 0; i < (left < 256 ? left : 256); i++)
+            failed += cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+        spent += now() - start;
+        failed += cuCtxSynchronize();
+    }
+    return spent;
+}
+
+/* Frees from all over 20,000 live blocks; they are allocated anew off the clock. */
+static double free_among_many(long n)
+{
+    static uint32_t random = 1;
+    double spent = 0;
+    address chosen[1000];
+    for (long left = n; left > 0; left -= 1000) {
+        long count = left < 1000 ? left : 1000;
+        for (long i = 0; i < count; i++) {
+            uint32_t at;
+            do
+                at = (random = random * 1664525u + 1013904223u) >> 8;
+            while (!live[at % LIVE]);
+            chosen[i] = live[at % LIVE];
+            live[at % LIVE] = 0;
+        }
+        double start = now();
+        for (long i = 0; i < count; i++)
+            failed += cuMemFree_v2(chosen[i]);
+        spent += now() - start;
+        for (long i = 0; i < LIVE; i++)
+            if (!live[i])
+                failed += cuMemAlloc_v2(&live[i], 64 << 10);
+    }
+    return spent;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
+}
+
+static void measure(const char *name, double batch(long), double seconds)
+{
+    double times[BATCHES], spent;
+    long n = 32;
+    int before = failed;
+    batch(1);
+    if (failed != before) {
+        failed = before;
+        printf("failed %s\n", name);
+        return;
+    }
+    while ((spent = batch(n)) < seconds / BATCHES / 2)
+        n *= spent < seconds / BATCHES / 32 ? 8 : 2;
+    for (int i = 0; i < BATCHES; i++)
+        times[i] = batch(n) / (double)n * 1e9;
+    qsort(times, BATCHES, sizeof *times, by_value);
+    printf("%s %.2f\n", name, times[BATCHES / 2]);
+}
+
+/* One by one, the clock's own cost taken off: for the percentiles alone. */
+static void measure_refusals(const char *name, double seconds)
+{
+    static double times[SAMPLES], clock[1000];
+    char line[64];
+    address pointer;
+    snprintf(line, sizeof line, "%s mean", name);
+    measure(line, refused, seconds);
+    for (int i = 0; i < 1000; i++) {
+        double start = now();
+        clock[i] = now() - start;
+    }
+    for (int i = 0; i < SAMPLES; i++) {
+        double start = now();
+        failed += cuMemAlloc_v2(&pointer, size) != 2;
+        times[i] = now() - start;
+    }
+    qsort(clock, 1000, sizeof *clock, by_value);
+    qsort(times, SAMPLES, sizeof *times, by_value);
+    printf("%s p50 %.2f\n", name, (times[SAMPLES / 2] - clock[500]) * 1e9);
+    printf("%s p99 %.2f\n", name, (times[SAMPLES / 100 * 99] - clock[500]) * 1e9);
+}
+
+static void *proc(const char *name)
+{
+    void *found = NULL;
+    int status;
+    failed += !cuGetProcAddress_v2 || cuGetProcAddress_v2(name, &found, 12000, 0, &status) || !found;
+    return found;
+}
+
+static int start(int report)
+{
+    void *context;
+    int device;
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver)
+        return fprintf(stderr, "%s\n", dlerror()), 1;
+#define F(name, params) *(void **)&name = dlsym(driver, #name);
+    FUNCTIONS(F)
+#undef F
+    double began = now();
+    int result = cuInit(0);
+    double ready = now();
+    if (!result)
+        result = cuDeviceGet(&device, 0);
+    if (!result)
+        result = cuDevicePrimaryCtxRetain(&context, device);
+    double made = now();
+    if (!result)
+        result = cuCtxSetCurrent(context);
+    if (result)
+        fprintf(stderr, "no context: CUDA error %d\n", result);
+    if (report)
+        printf("first cuInit %.0f\nfirst primary context %.0f\n", (ready - began) * 1e9, (made - ready) * 1e9);
+    return result;
+}
+
+static void untouched(double seconds)
+{
+    current = cuCtxGetCurrent;
+    device_of = cuCtxGetDevice;
+    measure("cuCtxGetCurrent, dlsym", get_current, seconds);
+    measure("cuCtxGetDevice, dlsym", get_device, seconds);
+    *(void **)&current = proc("cuCtxGetCurrent");
+    *(void **)&device_of = proc("cuCtxGetDevice");
+    if (current && device_of) {
+        measure("cuCtxGetCurrent, cuGetProcAddress", get_current, seconds);
+        measure("cuCtxGetDevice, cuGetProcAddress", get_device, seconds);
+    }
+    measure("dlsym, name left alone", look_up, seconds);
+    measure("dlsym, other library", look_up_other, seconds);
+}
+
+static void calls(double seconds, size_t over)
+{
+    void *module;
+    address granted = 0;
+    untouched(seconds);
+    if (!cuModuleLoadData(&module, image) && !cuModuleGetFunction(&function, module, "noop"))
+        measure("cuLaunchKernel", launch, seconds);
+    else
+        printf("failed cuLaunchKernel\n");
+    measure("cuMemGetInfo", get_info, seconds);
+    size = 1 << 10, measure("cuMemAlloc + Free, 1 KiB", pair, seconds);
+    size = 2 << 20, measure("cuMemAlloc + Free, 2 MiB", pair, seconds);
+    size = 256 << 20, measure("cuMemAlloc + Free, 256 MiB", pair, seconds);
+    size = 2 << 20, measure("cuMemAllocAsync + FreeAsync, 2 MiB", pair_async, seconds);
+    if (cuMemAddressReserve(&reserved, size, 0, 0, 0))
+        reserved = 0;
+    measure("cuMemCreate, Map, Unmap, Release, 2 MiB", map_and_back, seconds);
+    for (int i = 0; i < LIVE; i++)
+        failed += cuMemAlloc_v2(&live[i], 64 << 10);
+    measure("cuMemFree, 20,000 live blocks", free_among_many, seconds);
+    for (int i = 0; i < LIVE; i++)
+        failed += cuMemFree_v2(live[i]);
+    /* The control: granted unless a quota is in force; only then is a refusal ours to time. */
+    int result = cuMemAlloc_v2(&granted, over);
+    printf("control %d\n", result);
+    failed += !result && cuMemFree_v2(granted);
+    size = over;
+    if (result == 2)
+        measure_refusals("refused cuMemAlloc", seconds);
+    size = (size_t)1 << 50;
+    measure("cuMemAlloc of 1 PiB", refused, seconds / 4);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2 || start(!strcmp(argv[1], "first")))
+        return 1;
+    if (argc == 4 && !strcmp(argv[1], "calls"))
+        calls(atof(argv[2]), (size_t)atol(argv[3]) << 20);
+    if (failed)
+        fprintf(stderr, "%d calls did not answer as they should\n", failed);
+    return failed != 0;
+}

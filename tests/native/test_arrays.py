@@ -221,3 +221,40 @@ assert truth() == before
     shimmed = run_client(code + "assert used() == truth()\n", sim_env(preload=True, limit="1g"))
     assert shimmed.stdout == bare
     assert shimmed.stderr == ""
+
+
+def test_threads_leave_the_drivers_figure(sim_env: SimEnv, run_client: RunClient) -> None:
+    """Arrays and allocations made and destroyed by threads end where they began (B051)."""
+    _run(
+        run_client,
+        sim_env(preload=True, limit="1g"),
+        """
+import random, threading
+def work(seed):
+    ok(set_current(ctx))
+    choose = random.Random(seed)
+    live = []
+    for _ in range(150):
+        kind = choose.randrange(3)
+        if live and choose.random() < 0.45:
+            h, destroy = live.pop(choose.randrange(len(live)))
+            ok(destroy(h))
+        elif kind == 0:
+            live.append((ok(array(choose.choice((16, 100, 257)), 64)), array_destroy))
+        elif kind == 1:
+            live.append((ok(array3(choose.choice((300, 1024, 1500)), 700, 0)), array_destroy))
+        else:
+            live.append((ok(alloc(choose.randrange(1, 3 * MIB))), free))
+        assert truth() <= 1024 * MIB
+    for h, destroy in live:
+        ok(destroy(h))
+threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert truth() == base
+ok(array_destroy(ok(array(64, 64))))
+assert same() == base
+""",
+    )

@@ -201,9 +201,11 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     NEED_CUDA(cuCtxSetLimit);
     struct process *process = enter();
     struct device *device;
-    if (!process || (limit != CU_LIMIT_STACK_SIZE && limit != CU_LIMIT_MALLOC_HEAP_SIZE) ||
-        process_current(&device, process) != CUDA_SUCCESS)
+    if (!process || (limit != CU_LIMIT_STACK_SIZE && limit != CU_LIMIT_MALLOC_HEAP_SIZE))
         return real.cuCtxSetLimit(limit, value);
+    CUresult result = process_current(&device, process);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (process->mode != MODE_ON)
         return CUDA_ERROR_OUT_OF_MEMORY;
     return limit == CU_LIMIT_STACK_SIZE ? stack_limit(process, device, value)
@@ -263,16 +265,18 @@ static CUresult stream_end(struct stream *s, CUstream *out, CUresult granted) {
     return result;
 }
 
-#define STREAM_BODY(symbol, out, find, ...)              \
-    NEED_CUDA(symbol);                                   \
-    struct process *process = enter();                   \
-    struct device *device;                               \
-    struct stream s;                                     \
-    if (!process || !(out) || (find) != CUDA_SUCCESS)    \
-        return real.symbol(out, __VA_ARGS__);            \
-    CUresult result = stream_begin(&s, process, device); \
-    if (result != CUDA_SUCCESS)                          \
-        return result;                                   \
+#define STREAM_BODY(symbol, out, find, ...)         \
+    NEED_CUDA(symbol);                              \
+    struct process *process = enter();              \
+    struct device *device;                          \
+    struct stream s;                                \
+    if (!process || !(out))                         \
+        return real.symbol(out, __VA_ARGS__);       \
+    CUresult result = find;                         \
+    if (result == CUDA_SUCCESS)                     \
+        result = stream_begin(&s, process, device); \
+    if (result != CUDA_SUCCESS)                     \
+        return result;                              \
     return stream_end(&s, out, CALL_REAL(symbol, &s.handle, __VA_ARGS__))
 
 CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags) {

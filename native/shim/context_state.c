@@ -38,23 +38,17 @@ static bool is_of(struct process *process, const struct vgpu_entry *entry,
     return !known || owner.aux == 0;
 }
 
-/* Entries move while we walk, so we walk until a pass finds none. */
 static void doomed_take(struct doomed *d, struct process *process, struct device *device, int kind,
                         uint64_t context, bool primary) {
-    for (bool again = true; again;) {
-        uint64_t cursor = 0;
-        struct vgpu_entry entry;
-        again = false;
-        while (vgpu_ledger_next(process->ledger, kind, &cursor, &entry) == 0) {
-            if (!is_of(process, &entry, device, context, primary) ||
-                vgpu_ledger_take(process->ledger, kind, entry.key, &entry))
-                continue;
-            if (!doomed_add(d, &entry)) {
-                (void)vgpu_ledger_put(process->ledger, &entry);
-                return;
-            }
-            again = true;
-        }
+    uint64_t cursor = 0;
+    struct vgpu_entry entry;
+    while (vgpu_ledger_next(process->ledger, kind, &cursor, &entry) == 0) {
+        if (!is_of(process, &entry, device, context, primary) ||
+            vgpu_ledger_take(process->ledger, kind, entry.key, &entry))
+            continue;
+        /* The key may have become another context's between the two. */
+        if (!is_of(process, &entry, device, context, primary) || !doomed_add(d, &entry))
+            (void)vgpu_ledger_put(process->ledger, &entry);
     }
 }
 

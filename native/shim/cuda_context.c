@@ -42,6 +42,7 @@ static bool is_measured(struct process *process, const struct device *device) {
 
 static CUresult birth_begin(struct taking *t, struct process *process, struct device *device,
                             uint64_t bytes) {
+    __atomic_fetch_add(&device->births, 1, __ATOMIC_ACQ_REL);
     __atomic_fetch_add(&device->contexts, 1, __ATOMIC_ACQ_REL);
     CUresult result = taking_begin(t, process, device, bytes);
     /* Where nobody has measured one, the estimate is high: a small quota may hold one all the
@@ -60,18 +61,17 @@ static void birth_failed(struct device *device) {
 /* The size of a lone first context is what later processes charge for theirs. Libraries that were
  * loaded before, eagerly, would be in it. */
 static void record_size(struct process *process, struct device *device) {
-    uint64_t cursor = 0, other;
+    uint64_t cursor = 0;
     struct vgpu_entry entry;
-    struct vgpu_ext *ext = vgpu_core_ext(process->core);
-    if (__atomic_load_n(&ext->state, __ATOMIC_RELAXED) != VGPU_STATE_ENFORCED ||
-        __atomic_load_n(&device->contexts, __ATOMIC_RELAXED) != 1 ||
-        vgpu_ledger_next(process->ledger, ENTRY_LIBRARY, &cursor, &entry) == 0)
+    uint64_t *word = &vgpu_core_ext(process->core)->context_bytes[device->index];
+    if (__atomic_load_n(&device->births, __ATOMIC_ACQUIRE) != 1 ||
+        __atomic_load_n(&device->contexts, __ATOMIC_ACQUIRE) != 1 ||
+        vgpu_ledger_next(process->ledger, ENTRY_LIBRARY, &cursor, &entry) == 0 ||
+        settle(process, device, true))
         return;
-    pthread_mutex_lock(&process->settle_lock);
-    other = device->other;
-    pthread_mutex_unlock(&process->settle_lock);
-    uint64_t *word = &ext->context_bytes[device->index];
-    if (other && __atomic_load_n(word, __ATOMIC_RELAXED) != other)
+    uint64_t other = __atomic_load_n(&device->other, __ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&device->births, __ATOMIC_ACQUIRE) == 1 && other &&
+        __atomic_load_n(word, __ATOMIC_RELAXED) != other)
         __atomic_store_n(word, other, __ATOMIC_RELAXED);
 }
 

@@ -70,25 +70,18 @@ static void cukernel_seen(struct process *process, CUkernel kernel, uint64_t lib
     function_seen(process, &entry);
 }
 
-/* Takes out every entry of a kind for which `field` says so; bytes of those taken. Entries move while
- * we walk, so we walk until a pass finds none. */
+/* Takes out every entry of a kind for which `field` says so; bytes of those taken. */
 enum field { FIELD_BYTES, FIELD_AUX, FIELD_AUX2 };
 
 static uint64_t forget(struct process *process, int kind, enum field field, uint64_t value) {
-    uint64_t bytes = 0;
-    for (bool again = true; again;) {
-        uint64_t cursor = 0;
-        struct vgpu_entry entry, taken;
-        again = false;
-        while (vgpu_ledger_next(process->ledger, kind, &cursor, &entry) == 0) {
-            uint64_t found = field == FIELD_BYTES ? entry.bytes
-                             : field == FIELD_AUX ? entry.aux
-                                                  : entry.aux2;
-            if (found != value || vgpu_ledger_take(process->ledger, kind, entry.key, &taken))
-                continue;
-            bytes += taken.bytes;
-            again = true;
-        }
+    uint64_t bytes = 0, cursor = 0;
+    struct vgpu_entry entry;
+    while (vgpu_ledger_next(process->ledger, kind, &cursor, &entry) == 0) {
+        uint64_t found = field == FIELD_BYTES ? entry.bytes
+                         : field == FIELD_AUX ? entry.aux
+                                              : entry.aux2;
+        if (found == value && vgpu_ledger_take(process->ledger, kind, entry.key, &entry) == 0)
+            bytes += entry.bytes;
     }
     return bytes;
 }
@@ -342,19 +335,14 @@ CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_o
 
 /* It leaves every context that it was loaded into. */
 static void library_unloaded(struct process *process, uint64_t library) {
-    uint64_t bytes[MAX_ORDINALS] = {0}, devices = 0;
-    for (bool again = true; again;) {
-        uint64_t cursor = 0;
-        struct vgpu_entry entry;
-        again = false;
-        while (vgpu_ledger_next(process->ledger, ENTRY_LOADED, &cursor, &entry) == 0) {
-            if (entry.aux != library ||
-                vgpu_ledger_take(process->ledger, ENTRY_LOADED, entry.key, &entry))
-                continue;
-            bytes[entry.device] += entry.bytes;
-            devices |= UINT64_C(1) << entry.device;
-            again = true;
-        }
+    uint64_t bytes[MAX_ORDINALS] = {0}, devices = 0, cursor = 0;
+    struct vgpu_entry entry;
+    while (vgpu_ledger_next(process->ledger, ENTRY_LOADED, &cursor, &entry) == 0) {
+        if (entry.aux != library ||
+            vgpu_ledger_take(process->ledger, ENTRY_LOADED, entry.key, &entry))
+            continue;
+        bytes[entry.device] += entry.bytes;
+        devices |= UINT64_C(1) << entry.device;
     }
     for (int i = 0; i < MAX_ORDINALS; i++)
         if (devices >> i & 1)

@@ -71,6 +71,7 @@ struct device {
     uint32_t trims;     /* graph memory given up so often */
 
     uint32_t contexts; /* live or being made */
+    uint32_t births;   /* contexts ever begun */
     uint32_t streams;  /* most at a time: the driver keeps the memory of destroyed ones */
     bool met;          /* looked for foreign ids before its first context */
     pthread_mutex_t context_lock; /* first retain, last release and reset of the primary context */

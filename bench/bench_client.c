@@ -36,14 +36,14 @@ struct properties { /* CUmemAllocationProp */
     F(cuModuleGetFunction, (void **function, void *module, const char *name))                      \
     F(cuLaunchKernel, (void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
                        unsigned shared, void *stream, void **arguments, void **extra))             \
-    F(cuMemAlloc_v2, (address *pointer, size_t bytes))                                             \
+    F(cuMemAlloc_v2, (address * pointer, size_t bytes))                                            \
     F(cuMemFree_v2, (address pointer))                                                             \
     F(cuMemGetInfo_v2, (size_t *free, size_t *total))                                              \
-    F(cuMemAllocAsync, (address *pointer, size_t bytes, void *stream))                             \
+    F(cuMemAllocAsync, (address * pointer, size_t bytes, void *stream))                            \
     F(cuMemFreeAsync, (address pointer, void *stream))                                             \
-    F(cuMemAddressReserve, (address *pointer, size_t bytes, size_t alignment, address hint,        \
-                            address flags))                                                        \
-    F(cuMemCreate, (address *handle, size_t bytes, const struct properties *, address flags))      \
+    F(cuMemAddressReserve,                                                                         \
+      (address * pointer, size_t bytes, size_t alignment, address hint, address flags))            \
+    F(cuMemCreate, (address * handle, size_t bytes, const struct properties *, address flags))     \
     F(cuMemMap, (address pointer, size_t bytes, size_t offset, address handle, address flags))     \
     F(cuMemUnmap, (address pointer, size_t bytes))                                                 \
     F(cuMemRelease, (address handle))                                                              \
@@ -67,25 +67,23 @@ static int failed; /* calls that should have succeeded */
 static int (*current)(void **);
 static int (*device_of)(int *);
 
-static double now(void)
-{
+static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
 /* Each does n calls and gives the seconds they took: no clock is read in between. */
-#define BATCH(name, setup, body, after)                                                            \
-    static double name(long n)                                                                     \
-    {                                                                                              \
-        setup;                                                                                     \
-        double start = now();                                                                      \
-        for (long i = 0; i < n; i++) {                                                             \
-            body;                                                                                  \
-        }                                                                                          \
-        double end = now();                                                                        \
-        after;                                                                                     \
-        return end - start;                                                                        \
+#define BATCH(name, setup, body, after) \
+    static double name(long n) {        \
+        setup;                          \
+        double start = now();           \
+        for (long i = 0; i < n; i++) {  \
+            body;                       \
+        }                               \
+        double end = now();             \
+        after;                          \
+        return end - start;             \
     }
 
 BATCH(get_current, void *context, failed += current(&context), )
@@ -99,20 +97,19 @@ BATCH(pair_async, address pointer,
       failed += cuCtxSynchronize())
 BATCH(refused, address pointer, failed += cuMemAlloc_v2(&pointer, size) != 2, )
 
-static double map_and_back(long n)
-{
+static double map_and_back(long n) {
     struct properties properties = {.type = 1, .location = {1, 0}};
     address handle;
     double start = now();
     for (long i = 0; i < n; i++)
-        failed += !reserved || cuMemCreate(&handle, size, &properties, 0) || cuMemMap(reserved, size, 0, handle, 0) ||
-                  cuMemUnmap(reserved, size) || cuMemRelease(handle);
+        failed += !reserved || cuMemCreate(&handle, size, &properties, 0) ||
+                  cuMemMap(reserved, size, 0, handle, 0) || cuMemUnmap(reserved, size) ||
+                  cuMemRelease(handle);
     return now() - start;
 }
 
 /* The queue of launches is finite: it is emptied off the clock. */
-static double launch(long n)
-{
+static double launch(long n) {
     double spent = 0;
     for (long left = n; left > 0; left -= 256) {
         double start = now();
@@ -125,8 +122,7 @@ static double launch(long n)
 }
 
 /* Frees from all over 20,000 live blocks; they are allocated anew off the clock. */
-static double free_among_many(long n)
-{
+static double free_among_many(long n) {
     static uint32_t random = 1;
     double spent = 0;
     address chosen[1000];
@@ -151,14 +147,12 @@ static double free_among_many(long n)
     return spent;
 }
 
-static int by_value(const void *a, const void *b)
-{
+static int by_value(const void *a, const void *b) {
     double left = *(const double *)a, right = *(const double *)b;
     return (left > right) - (left < right);
 }
 
-static void measure(const char *name, double batch(long), double seconds)
-{
+static void measure(const char *name, double batch(long), double seconds) {
     double times[BATCHES], spent;
     long n = 32;
     int before = failed;
@@ -177,8 +171,7 @@ static void measure(const char *name, double batch(long), double seconds)
 }
 
 /* One by one, the clock's own cost taken off: for the percentiles alone. */
-static void measure_refusals(const char *name, double seconds)
-{
+static void measure_refusals(const char *name, double seconds) {
     static double times[SAMPLES], clock[1000];
     char line[64];
     address pointer;
@@ -199,16 +192,15 @@ static void measure_refusals(const char *name, double seconds)
     printf("%s p99 %.2f\n", name, (times[SAMPLES / 100 * 99] - clock[500]) * 1e9);
 }
 
-static void *proc(const char *name)
-{
+static void *proc(const char *name) {
     void *found = NULL;
     int status;
-    failed += !cuGetProcAddress_v2 || cuGetProcAddress_v2(name, &found, 12000, 0, &status) || !found;
+    failed +=
+        !cuGetProcAddress_v2 || cuGetProcAddress_v2(name, &found, 12000, 0, &status) || !found;
     return found;
 }
 
-static int start(int report)
-{
+static int start(int report) {
     void *context;
     int device;
     driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -230,12 +222,12 @@ static int start(int report)
     if (result)
         fprintf(stderr, "no context: CUDA error %d\n", result);
     if (report)
-        printf("first cuInit %.0f\nfirst primary context %.0f\n", (ready - began) * 1e9, (made - ready) * 1e9);
+        printf("first cuInit %.0f\nfirst primary context %.0f\n", (ready - began) * 1e9,
+               (made - ready) * 1e9);
     return result;
 }
 
-static void untouched(double seconds)
-{
+static void untouched(double seconds) {
     current = cuCtxGetCurrent;
     device_of = cuCtxGetDevice;
     measure("cuCtxGetCurrent, dlsym", get_current, seconds);
@@ -250,8 +242,7 @@ static void untouched(double seconds)
     measure("dlsym, other library", look_up_other, seconds);
 }
 
-static void calls(double seconds, size_t over)
-{
+static void calls(double seconds, size_t over) {
     void *module;
     address granted = 0;
     untouched(seconds);
@@ -283,8 +274,7 @@ static void calls(double seconds, size_t over)
     measure("cuMemAlloc of 1 PiB", refused, seconds / 4);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc < 2 || start(!strcmp(argv[1], "first")))
         return 1;
     if (argc == 4 && !strcmp(argv[1], "calls"))

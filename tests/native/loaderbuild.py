@@ -53,8 +53,11 @@ def client(name: str, target: str = GLIBC["x86_64"], *flags: str, links: Path | 
     return _kept(name, target, [*words, "-ldl", "-lpthread"], [source])
 
 
-def with_globals(name: str, target: str, names: list[str]) -> Path:
-    """The client with global variables of these names, exported; it counts those that lost their value."""
+def with_globals(name: str, target: str, names: list[str], where: str) -> Path:
+    """The client with exported global variables of these names, which counts those that lost their value.
+
+    `where` is "program", or "library": one of the program's, which comes after preloaded ones.
+    """
     lines = [f"int {each} = 42;" for each in names]
     lines += ["int changed_globals(void)", "{", "    int changed = 0;"]
     lines += [f"    changed += {each} != 42;" for each in names]
@@ -62,7 +65,11 @@ def with_globals(name: str, target: str, names: list[str]) -> Path:
     extra = KEPT / f"globals-{hashlib.sha256(text.encode()).hexdigest()[:16]}.c"
     KEPT.mkdir(parents=True, exist_ok=True)
     extra.write_text(text)
-    return client(name, target, "-rdynamic", str(extra.relative_to(ROOT)))
+    source = str(extra.relative_to(ROOT))
+    if where == "program":
+        return client(name, target, "-rdynamic", source)
+    library = _kept(f"{extra.stem}.so", target, ["-shared", "-fPIC", source], [extra])
+    return client(name, target, "-DOWN", links=library)
 
 
 def musl_client(name: str, root: Path, output: Path) -> None:

@@ -98,8 +98,10 @@ def test_forks_inherit_neither_descriptor_nor_region(sim_env: SimEnv) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
-def test_names_of_the_program_are_its_own(sim_env: SimEnv, libvgpu: Path) -> None:
-    """A program whose globals are named like our internals keeps their values, and we keep ours (W-B21)."""
+@pytest.mark.parametrize("where", ["program", "library"])
+def test_names_of_the_program_are_its_own(where: str, sim_env: SimEnv, libvgpu: Path) -> None:
+    """A program or library of it whose globals are named like our internals keeps their values, and we keep
+    ours (W-B21)."""
     objects = sorted((Path(__file__).resolve().parents[2] / "build/native/lib_x86_64_libvgpu.so").glob("*.o"))
     listed = subprocess.run(["nm", *objects], capture_output=True, text=True).stdout
     internal = set(re.findall(r"^\w+ [TDBRC] (\w+)$", listed, re.MULTILINE))
@@ -107,7 +109,7 @@ def test_names_of_the_program_are_its_own(sim_env: SimEnv, libvgpu: Path) -> Non
     names |= {"context_size", "region_info", "real", "limit"}
     if len(names) < 10:
         pytest.skip("no objects of the build to take the names from")
-    program = with_globals("loader_client", GLIBC["x86_64"], sorted(names))
+    program = with_globals("loader_client", GLIBC["x86_64"], sorted(names), where)
     verbs = ["globals", "init", "context", "alloc:3072", "alloc:2048", "free", "globals"]
     assert _run(sim_env(preload=True, limit="4147m"), *verbs, program=program) == (
         ["globals 0", "init 0", "context 0", "alloc 3072 0", "alloc 2048 2", "free 0", "globals 0"],

@@ -16,21 +16,20 @@
 
 typedef unsigned long long address;
 
-#define FUNCTIONS(F)                                                                               \
-    F(cuInit, (unsigned flags))                                                                    \
-    F(cuDeviceGet, (int *device, int ordinal))                                                     \
-    F(cuDevicePrimaryCtxRetain, (void **context, int device))                                      \
-    F(cuCtxSetCurrent, (void *context))                                                            \
-    F(cuMemAlloc_v2, (address *pointer, size_t bytes))                                             \
-    F(cuMemFree_v2, (address pointer))                                                             \
+#define FUNCTIONS(F)                                          \
+    F(cuInit, (unsigned flags))                               \
+    F(cuDeviceGet, (int *device, int ordinal))                \
+    F(cuDevicePrimaryCtxRetain, (void **context, int device)) \
+    F(cuCtxSetCurrent, (void *context))                       \
+    F(cuMemAlloc_v2, (address * pointer, size_t bytes))       \
+    F(cuMemFree_v2, (address pointer))                        \
     F(cuMemGetInfo_v2, (size_t *free, size_t *total))
 
 #ifdef LINKED
 #define F(name, params) extern int name params;
 FUNCTIONS(F)
 #undef F
-static int find(void)
-{
+static int find(void) {
     return 0;
 }
 #else
@@ -39,8 +38,7 @@ FUNCTIONS(F)
 #undef F
 static int (*get)(const char *name, void **function, int version, unsigned long long flags);
 
-static void *look(void *driver, const char *name)
-{
+static void *look(void *driver, const char *name) {
     char base[64];
     void *function = NULL;
     if (!get)
@@ -49,8 +47,7 @@ static void *look(void *driver, const char *name)
     return get(base, &function, 12000, 0) ? NULL : function;
 }
 
-static int find(void)
-{
+static int find(void) {
     const char *how = getenv("CLIENT_FIND");
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver)
@@ -68,14 +65,12 @@ static address blocks[64];
 static int count;
 static volatile sig_atomic_t caught;
 
-static void on_signal(int number)
-{
+static void on_signal(int number) {
     (void)number;
     caught++;
 }
 
-static int entries(const char *path)
-{
+static int entries(const char *path) {
     int found = 0;
     DIR *folder = opendir(path);
     for (struct dirent *entry; folder && (entry = readdir(folder));)
@@ -85,20 +80,17 @@ static int entries(const char *path)
     return found;
 }
 
-static long long now(void)
-{
+static long long now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return time.tv_sec * 1000000ll + time.tv_nsec / 1000;
 }
 
-static void mark(const char *name)
-{
+static void mark(const char *name) {
     (void)!write(-1, name, strlen(name)); /* seen by strace only */
 }
 
-static int context(void)
-{
+static int context(void) {
     void *made = NULL;
     int device = 0, result = cuDeviceGet(&device, 0);
     if (!result)
@@ -106,15 +98,13 @@ static int context(void)
     return result ? result : cuCtxSetCurrent(made);
 }
 
-static void take(long mebibytes)
-{
+static void take(long mebibytes) {
     int result = cuMemAlloc_v2(&blocks[count & 63], (size_t)mebibytes << 20);
     count += !result;
     printf("alloc %ld %d\n", mebibytes, result);
 }
 
-static int pairs(long number)
-{
+static int pairs(long number) {
     int bad = 0;
     address pointer;
     for (long i = 0; i < number; i++)
@@ -122,8 +112,7 @@ static int pairs(long number)
     return bad;
 }
 
-static void signals(void)
-{
+static void signals(void) {
     printf("signals");
     for (int number = 1; number < NSIG; number++) {
         struct sigaction action;
@@ -134,10 +123,13 @@ static void signals(void)
 }
 
 /* Linked in by the test of global names: how many of the program's own values are not as it set them. */
+#ifdef OWN
+extern int changed_globals(void);
+#else
 extern int changed_globals(void) __attribute__((weak));
+#endif
 
-static int mappings(const char *name)
-{
+static int mappings(const char *name) {
     char line[4096];
     int found = 0;
     FILE *file = fopen("/proc/self/maps", "r");
@@ -148,8 +140,7 @@ static int mappings(const char *name)
     return found;
 }
 
-static void descend(void)
-{
+static void descend(void) {
     int status = 0;
     pid_t child = fork();
     if (child == 0)
@@ -158,8 +149,7 @@ static void descend(void)
     exit(WIFEXITED(status) ? WEXITSTATUS(status) : 99);
 }
 
-static void machine(const char *verb)
-{
+static void machine(const char *verb) {
     mode_t mask = 0;
     if (!strcmp(verb, "fds"))
         printf("fds %d\n", entries("/proc/self/fd"));
@@ -188,8 +178,7 @@ static void machine(const char *verb)
         printf("what is %s?\n", verb);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     long long start = now();
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (find())

@@ -6,19 +6,18 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const names[] = {"cuInit",          "cuMemAlloc_v2", "nvmlInit_v2", "cublasCreate",
-                                    "curl_easy_init", "malloc",        "nanosleep",   "no such name"};
+static const char *const names[] = {"cuInit",       "cuMemAlloc_v2",  "nvmlInit_v2",
+                                    "cublasCreate", "curl_easy_init", "malloc",
+                                    "nanosleep",    "no such name"};
 #define COUNT (sizeof names / sizeof *names)
 static char early[2 * COUNT + 1];
 
-static char look(void *handle, const char *name)
-{
+static char look(void *handle, const char *name) {
     void *address = dlsym(handle, name);
     return address ? 'y' : dlerror() ? 'n' : '?';
 }
 
-static void before_constructors(void)
-{
+static void before_constructors(void) {
     for (size_t i = 0; i < COUNT; i++) {
         early[2 * i] = look(RTLD_DEFAULT, names[i]);
         early[2 * i + 1] = look(RTLD_NEXT, names[i]);
@@ -27,8 +26,7 @@ static void before_constructors(void)
 
 __attribute__((section(".preinit_array"), used)) static void (*preinit)(void) = before_constructors;
 
-static void *race(void *unused)
-{
+static void *race(void *unused) {
     (void)unused;
     long different = 0;
     for (int round = 0; round < 1000; round++)
@@ -37,8 +35,7 @@ static void *race(void *unused)
     return (void *)different;
 }
 
-int main(void)
-{
+int main(void) {
     pthread_t threads[4];
     long different = 0;
     for (int i = 0; i < 4; i++)

@@ -2,8 +2,7 @@
 #include <stdlib.h>
 
 /* Every allocator path that start-up code takes, then one line. */
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     char *copy = malloc(1 << 20);
     if (!copy || !getenv("PATH"))
         return 2;

@@ -167,8 +167,10 @@ static void release_begin(struct release *r, struct process *process, uint64_t a
 
 /* Gives the quota back after the driver said success; puts the entry back where it did not. */
 static CUresult release_end(struct release *r, struct process *process, CUresult result) {
-    if (!r->device)
+    if (!r->device) {
+        pools_freed();
         return result;
+    }
     if (result != CUDA_SUCCESS) {
         (void)vgpu_ledger_put(process->ledger, &r->entry);
     } else if (r->entry.kind == ENTRY_POINTER) {

@@ -58,8 +58,7 @@ struct request {
 };
 
 static bool fits(struct request *r, uint64_t bytes, uint64_t limit) {
-    return bytes <= limit &&
-           vgpu_used(r->process->core, r->pool->device->index) <= limit - bytes;
+    return bytes <= limit && vgpu_used(r->process->core, r->pool->device->index) <= limit - bytes;
 }
 
 /* The quota has no room for the worst growth. What the pool holds unused may still do: then only the
@@ -226,23 +225,18 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps) {
     return NO_MEMORY;
 }
 
-/* Live pointers keep their part of a destroyed pool, which no attribute tells any more: that part
- * is counted as what a settle finds. */
-static void pool_bury(struct process *process, struct pool *pool, uint64_t kept) {
+/* Live pointers keep their part of a destroyed pool, which no attribute tells any more. */
+static void pool_end(struct process *process, struct pool *pool, uint64_t kept) {
     struct device *device = pool->device;
     bool managed = pool->kind == POOL_MANAGED;
-    uint64_t charged = pool_forget(pool);
+    uint64_t gone = pool_forget(pool) - kept;
     if (!device)
         return;
     if (managed)
-        __atomic_fetch_sub(&device->invisible, charged - kept, __ATOMIC_RELAXED);
-    give_back(process, device, charged - kept, VGPU_KIND_DATA);
-    if (kept == 0 || managed)
-        return;
-    pthread_mutex_lock(&process->settle_lock);
-    device->other += kept;
-    pthread_mutex_unlock(&process->settle_lock);
-    launch_watch(LAUNCH_UNSETTLED);
+        __atomic_fetch_sub(&device->invisible, gone, __ATOMIC_RELAXED);
+    give_back(process, device, gone, VGPU_KIND_DATA);
+    if (kept && !managed)
+        pools_bury(process, device, kept);
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
@@ -264,7 +258,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     CUresult result = CALL_REAL(cuMemPoolDestroy, pool);
     if (result == CUDA_SUCCESS) {
         pools_changed(process);
-        pool_bury(process, record, kept);
+        pool_end(process, record, kept);
     } else {
         pool_revive(record);
     }

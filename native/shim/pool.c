@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "pool.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <sys/mman.h>
 
@@ -16,7 +17,8 @@ static struct {
     size_t spare;
     struct pool *current[MAX_ORDINALS]; /* NULL: ask the driver */
     struct pool *graph[MAX_ORDINALS];
-    uint32_t generation; /* of `current` */
+    uint32_t generation;           /* of `current` */
+    uint64_t buried[MAX_ORDINALS]; /* of destroyed pools, in the device's `other` */
 } pools;
 
 uint32_t pools_watched;
@@ -42,7 +44,7 @@ static void own(struct process *process) {
     pools.first = NULL;
     pools.spare = 0;
     for (int i = 0; i < MAX_ORDINALS; i++)
-        pools.current[i] = pools.graph[i] = NULL;
+        pools.current[i] = pools.graph[i] = NULL, pools.buried[i] = 0;
     __atomic_store_n(&pools.owner, process, __ATOMIC_RELEASE);
 }
 
@@ -308,7 +310,7 @@ static void set_charged(struct pool *pool, uint64_t bytes) {
     if (pool->kind == POOL_GRAPH)
         pool->device->graph = bytes;
     else if (bytes)
-        __atomic_store_n(&pools_watched, 1, __ATOMIC_RELEASE);
+        __atomic_fetch_or(&pools_watched, POOLS_CHARGED, __ATOMIC_RELEASE);
     __atomic_store_n(&pool->charged, bytes, __ATOMIC_RELEASE);
 }
 
@@ -412,11 +414,44 @@ uint64_t pools_refresh(struct process *process, struct device *device, bool trim
     return back;
 }
 
-/* The flag goes down before the look: who charges meanwhile raises it again. */
+void pools_bury(struct process *process, struct device *device, uint64_t bytes) {
+    charge_forced(process, device, bytes, VGPU_KIND_CONTEXT);
+    give_back(process, device, bytes, VGPU_KIND_DATA);
+    pthread_mutex_lock(&process->settle_lock);
+    device->other += bytes;
+    pthread_mutex_unlock(&process->settle_lock);
+    lock(process);
+    pools.buried[device->ordinal] += bytes;
+    unlock(process);
+    __atomic_fetch_or(&pools_watched, POOLS_BURIED, __ATOMIC_RELEASE);
+}
+
+/* Only the driver's own figure tells what became of it. */
+static void settle_buried(struct process *process) {
+    uint64_t left = 0;
+    for (int i = 0; i < MAX_ORDINALS; i++) {
+        struct device *device = &process->devices[i];
+        if (pools.buried[i] == 0)
+            continue;
+        uint64_t before = device->other;
+        int result = settle(process, device, true);
+        uint64_t after = device->other, gone = before > after ? before - after : 0;
+        lock(process);
+        if (result == -ENODATA)
+            gone = pools.buried[i]; /* the estimate stays for good */
+        pools.buried[i] -= gone < pools.buried[i] ? gone : pools.buried[i];
+        left += pools.buried[i];
+        unlock(process);
+    }
+    if (left == 0)
+        __atomic_fetch_and(&pools_watched, ~(uint32_t)POOLS_BURIED, __ATOMIC_RELEASE);
+}
+
+/* The flags go down before the look: who charges meanwhile raises them again. */
 void pools_synchronized(struct process *process) {
     if (!owned(process) || process->mode != MODE_ON)
         return;
-    __atomic_store_n(&pools_watched, 0, __ATOMIC_SEQ_CST);
+    uint32_t why = __atomic_fetch_and(&pools_watched, (uint32_t)POOLS_BURIED, __ATOMIC_SEQ_CST);
     struct pool *pool = __atomic_load_n(&pools.first, __ATOMIC_ACQUIRE);
     for (; pool; pool = pool->next) {
         if (pool->kind == POOL_GRAPH || !__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))
@@ -424,6 +459,8 @@ void pools_synchronized(struct process *process) {
         if (hold(process, pool->device, pool))
             (void)refresh_held(process, pool);
         if (__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))
-            __atomic_store_n(&pools_watched, 1, __ATOMIC_RELEASE);
+            __atomic_fetch_or(&pools_watched, POOLS_CHARGED, __ATOMIC_RELEASE);
     }
+    if ((why & POOLS_FREED) && (why & POOLS_BURIED))
+        settle_buried(process);
 }

@@ -61,7 +61,19 @@ CUresult pool_announce(struct pool *pool, uint64_t bytes);
  * that does not fit, *credit stays charged, the caller undoes its call and settles by force. */
 CUresult pool_settle(struct pool *pool, uint64_t *credit, bool force);
 
-/* > 0 while some pool is charged: only then a synchronisation can give memory back. */
+/* Why a synchronisation may have given memory back; 0 = it is a tail jump. */
+enum pools_watch {
+    POOLS_CHARGED = 1, /* some pool is charged */
+    POOLS_BURIED = 2,  /* memory of a destroyed pool is still charged */
+    POOLS_FREED = 4,   /* and something of it may have been freed */
+};
 extern uint32_t pools_watched;
 /* The driver may just have given unused memory of pools back. */
 void pools_synchronized(struct process *process);
+/* Counts what live pointers keep of a destroyed pool as what a settle finds. */
+void pools_bury(struct process *process, struct device *device, uint64_t bytes);
+/* A pointer that is not in the ledger was freed. */
+static inline void pools_freed(void) {
+    if (UNLIKELY(pools_watched & POOLS_BURIED))
+        __atomic_fetch_or(&pools_watched, POOLS_FREED, __ATOMIC_RELAXED);
+}

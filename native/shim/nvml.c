@@ -21,6 +21,25 @@ struct view {
     uint64_t limit;
 };
 
+static int slot_count(struct process *process) {
+    if (!process->core)
+        return 0;
+    uint32_t high = __atomic_load_n(&vgpu_core_ext(process->core)->slot_high, __ATOMIC_RELAXED);
+    return high < VGPU_MAX_SLOTS ? (int)high : VGPU_MAX_SLOTS;
+}
+
+/* What an earlier run of the container recorded is no limit of ours; who holds a slot has wiped it. */
+static bool is_recorded_now(struct process *process) {
+    int count = slot_count(process);
+    if (process->ledger || vgpu_core_ext(process->core)->instance == process->instance)
+        return true;
+    for (int slot = 0; slot < count; slot++)
+        if (vgpu_core_region(process->core)->procs[slot].pid &&
+            vgpu_core_slot_live(process->core, slot))
+            return true;
+    return false;
+}
+
 static int find_listed(struct process *process, nvmlDevice_t device) {
     char uuid[VGPU_UUID_LEN] = "";
     if (!process->core || !real.nvmlDeviceGetUUID ||
@@ -44,23 +63,16 @@ static bool view_get(struct view *view, nvmlDevice_t device) {
         return false;
     view->limit = process->limit[view->index];
     uint64_t found = view->listed ? vgpu_core_limit(process->core, view->index) : 0;
-    if (found && (!view->limit || found < view->limit))
+    if (found && is_recorded_now(process) && (!view->limit || found < view->limit))
         view->limit = found;
     return view->limit != 0;
 }
 
-/* ---- this container's processes ------------------------------------------------------------ */
+/* ---- this container's processes ------------------------------------------------------------- */
 
 static uint64_t own_namespace(void) {
     struct stat found;
     return stat("/proc/self/ns/pid", &found) ? 0 : (uint64_t)found.st_ino;
-}
-
-static int slot_count(struct process *process) {
-    if (!process->core)
-        return 0;
-    uint32_t high = __atomic_load_n(&vgpu_core_ext(process->core)->slot_high, __ATOMIC_RELAXED);
-    return high < VGPU_MAX_SLOTS ? (int)high : VGPU_MAX_SLOTS;
 }
 
 /* The slot's process id where it means a process of our own PID namespace, else 0. */

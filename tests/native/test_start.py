@@ -135,9 +135,11 @@ def test_another_run_of_the_container_has_its_own_limit(
     """A restarted container with a new limit is not held to the value its predecessor recorded."""
     box = Container(tmp_path / "box", libvgpu, containers=False)
     cache = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "usage.cache")}
+    look = "from simclient import *; print(nvml_memory()[1] >> 20)"
     for limit, mib in (("1g", 1024), ("3g", 3072), ("2g", 2048)):
-        done = box.run(PYTHON, sim_env(CUDA_DEVICE_MEMORY_LIMIT=limit, **cache))
-        assert json.loads(done.stdout) == _capped(mib)
+        env = sim_env(CUDA_DEVICE_MEMORY_LIMIT=limit, **cache)
+        assert box.run([sys.executable, "-c", look], env).stdout == f"{mib}\n"
+        assert json.loads(box.run(PYTHON, env).stdout) == _capped(mib)
 
 
 def test_a_refused_start_is_in_the_region(tmp_path: Path, libvgpu: Path, sim_env: SimEnv) -> None:

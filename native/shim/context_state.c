@@ -115,6 +115,24 @@ static void frames_are(struct process *process, const struct vgpu_entry *context
     local_review(process);
 }
 
+static CUresult stack_lower(struct taking *t, size_t value, uint64_t change) {
+    CUresult result = CALL_REAL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, value);
+    taking_keep(t, result);
+    if (result == CUDA_SUCCESS)
+        settle_less(t->process, t->device, change);
+    return result;
+}
+
+static CUresult stack_raise(struct taking *t, size_t value, size_t old) {
+    CUresult granted = CALL_REAL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, value);
+    CUresult result = taking_end(t, granted, false);
+    if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS) {
+        (void)CALL_REAL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, old);
+        taking_undone(t);
+    }
+    return result;
+}
+
 static CUresult stack_limit(struct process *process, struct device *device, size_t value) {
     struct vgpu_entry context;
     struct taking t;
@@ -125,19 +143,10 @@ static CUresult stack_limit(struct process *process, struct device *device, size
     CUresult result = taking_begin(&t, process, device, value > old ? change : 0);
     if (result != CUDA_SUCCESS)
         return result;
-    CUresult granted = CALL_REAL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, value);
-    result = taking_end(&t, granted, false);
-    if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS) {
-        (void)CALL_REAL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, old);
-        taking_undone(&t);
-        return result;
-    }
-    if (result != CUDA_SUCCESS)
-        return result;
-    frames_are(process, &context);
-    if (value < old && settle(process, device, true) == -ENODATA)
-        estimate_give_back(process, device, change);
-    return CUDA_SUCCESS;
+    result = value > old ? stack_raise(&t, value, old) : stack_lower(&t, value, change);
+    if (result == CUDA_SUCCESS)
+        frames_are(process, &context);
+    return result;
 }
 
 void pending_give_back(struct process *process, struct device *device, uint64_t bytes) {

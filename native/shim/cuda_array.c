@@ -266,11 +266,7 @@ static void array_gone(struct process *process, struct device *device,
     operation_end(device);
     if (!entry->aux)
         return;
-    int settled = settle(process, device, true);
-    if (settled == -EAGAIN)
-        launch_watch(LAUNCH_UNSETTLED);
-    else if (settled)
-        estimate_give_back(process, device, entry->aux);
+    settle_less(process, device, entry->aux);
 }
 
 #define DESTROY_BODY(symbol, array)                                               \

@@ -94,31 +94,31 @@ static void enter_context(struct process *process, struct device *device, CUcont
 
 /* ---- the end of one ------------------------------------------------------------------------- */
 
+/* What the context itself is charged with by now: the estimate, or what was measured since. */
+static uint64_t context_bytes(struct process *process, struct device *device, uint64_t estimate) {
+    uint64_t measured = estimate_context(process, device);
+    return is_measured(process, device) && measured < estimate ? measured : estimate;
+}
+
 /* Gives back all that is known to have been in a context that the driver ended. */
 static void death(struct doomed *d, struct process *process, struct device *device,
                   const struct vgpu_entry *context) {
     struct vgpu_entry ahead = {.aux = 0};
-    uint64_t estimates = doomed_end(d, process, device, true) + context->bytes;
-    estimates += modules_forget(process, context->key);
+    uint64_t estimates = context_bytes(process, device, context->bytes);
+    estimates += doomed_end(d, process, device, true) + modules_forget(process, context->key);
     if (context->aux2 > LOCAL_DEFAULT)
         estimates += local_bytes(device, LOCAL_DEFAULT, context->aux2);
     (void)vgpu_ledger_take(process->ledger, ENTRY_AHEAD, context->key, &ahead);
+    pending_give_back(process, device, ahead.aux);
     bool last = __atomic_fetch_sub(&device->contexts, 1, __ATOMIC_ACQ_REL) == 1;
-    pending_give_back(process, device, last ? UINT64_MAX : ahead.aux);
     operation_end(device);
     local_review(process);
-    if (last) {
-        /* NVML lists nobody who has no context; nothing is left that we do not track. */
+    if (last)
         streams_forget(process, device);
-        estimate_give_back(process, device, UINT64_MAX);
+    if (last && estimate_clear(process, device))
         launch_watch(LAUNCH_UNSETTLED);
-        return;
-    }
-    int settled = settle(process, device, true);
-    if (settled == -EAGAIN)
-        launch_watch(LAUNCH_UNSETTLED);
-    else if (settled)
-        estimate_give_back(process, device, estimates);
+    else
+        settle_less(process, device, estimates);
 }
 
 /* ---- primary -------------------------------------------------------------------------------- */
@@ -549,8 +549,8 @@ CUresult cuGreenCtxDestroy(CUgreenCtx hCtx) {
     }
     if (green.aux)
         (void)vgpu_ledger_take(process->ledger, ENTRY_CONTEXT, green.aux, &context);
-    if (primary_known(process, device) && settle(process, device, true) == -ENODATA)
-        estimate_give_back(process, device, green.bytes);
+    if (primary_known(process, device))
+        settle_less(process, device, green.bytes);
     return result;
 }
 

@@ -194,15 +194,6 @@ CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin) {
     LOAD_BODY(cuModuleLoadFatBinary, module, image_bytes(fatCubin), fatCubin);
 }
 
-/* After the driver gave memory back whose estimate was `bytes`. */
-static void settle_less(struct process *process, struct device *device, uint64_t bytes) {
-    int settled = settle(process, device, true);
-    if (settled == -EAGAIN)
-        launch_watch(LAUNCH_UNSETTLED);
-    else if (settled)
-        estimate_give_back(process, device, bytes);
-}
-
 CUresult cuModuleUnload(CUmodule hmod) {
     NEED_CUDA(cuModuleUnload);
     struct process *process = enter();

@@ -188,6 +188,11 @@ int settle(struct process *process, struct device *device, bool force);
 /* Charges an estimate for what a call is about to take; settle() corrects it after the call. */
 CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes);
 void estimate_give_back(struct process *process, struct device *device, uint64_t bytes);
+/* Settles after the driver gave back what was estimated as `bytes`. */
+void settle_less(struct process *process, struct device *device, uint64_t bytes);
+/* Where the device has no context left nothing is held beyond the ledger: NVML lists nobody
+ * without one. False, and nothing done, where there is one. */
+bool estimate_clear(struct process *process, struct device *device);
 
 /* One call that takes memory whose size the driver does not tell. */
 struct taking {

@@ -308,6 +308,10 @@ void estimate_give_back(struct process *process, struct device *device, uint64_t
     pthread_mutex_unlock(&process->settle_lock);
 }
 
+/* How long a call that is about to be refused waits for a moment to settle in. */
+#define PATIENCE 20
+#define PATIENCE_US 250
+
 CUresult taking_begin(struct taking *t, struct process *process, struct device *device,
                       uint64_t bytes) {
     *t = (struct taking){process, device, bytes};
@@ -318,8 +322,8 @@ CUresult taking_begin(struct taking *t, struct process *process, struct device *
         return CUDA_SUCCESS;
     operation_end(device);
     /* Earlier estimates may have been too high. */
-    if (settle(process, device, true))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (int tries = 0; settle(process, device, true) == -EAGAIN && tries < PATIENCE; tries++)
+        usleep(PATIENCE_US);
     operation_begin(device);
     if (estimate_charge(process, device, bytes) == CUDA_SUCCESS)
         return CUDA_SUCCESS;
@@ -350,6 +354,26 @@ void taking_undone(struct taking *t) {
     operation_end(t->device);
     if (settle(t->process, t->device, true))
         estimate_give_back(t->process, t->device, t->bytes);
+}
+
+bool estimate_clear(struct process *process, struct device *device) {
+    pthread_mutex_lock(&process->settle_lock);
+    bool none = __atomic_load_n(&device->contexts, __ATOMIC_ACQUIRE) == 0;
+    if (none) {
+        give_back(process, device, device->other + device->pending, VGPU_KIND_CONTEXT);
+        device->other = 0;
+        device->pending = 0;
+    }
+    pthread_mutex_unlock(&process->settle_lock);
+    return none;
+}
+
+void settle_less(struct process *process, struct device *device, uint64_t bytes) {
+    int settled = settle(process, device, true);
+    if (settled)
+        estimate_give_back(process, device, bytes);
+    if (settled == -EAGAIN)
+        launch_watch(LAUNCH_UNSETTLED);
 }
 
 uint64_t estimate_context(struct process *process, struct device *device) {

@@ -15,6 +15,7 @@ from isolator._core import ffi, lib
 
 MIB = 1 << 20
 GIB = 1 << 30
+LIMIT = 4 * GIB
 READ, CREATE = lib.VGPU_OPEN_READ, lib.VGPU_OPEN_CREATE
 DATA, CONTEXT, MODULE = lib.VGPU_KIND_DATA, lib.VGPU_KIND_CONTEXT, lib.VGPU_KIND_MODULE
 EXT = lib.VGPU_EXT_OFFSET
@@ -120,6 +121,25 @@ class Core:
     def live(self, slot: int) -> bool:
         """Whether the slot's process lives."""
         return bool(lib.vgpu_core_slot_live(self.handle, slot))
+
+
+def refusal(path: Path | str, mode: int = CREATE) -> str:
+    """Name of the error that opening ends with; empty when it opens."""
+    try:
+        Core(path, mode).close()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return ""
+
+
+def forge(core: Core, slot: int, pid: int, started: int, size: int = GIB) -> None:
+    """Writes an unlocked slot that claims to be of `pid`."""
+    core.region.procs[slot].pid = pid
+    core.region.procs[slot].status = 1
+    core.ext.info[slot].start_time = started
+    core.ext.info[slot].pid_ns = os.stat("/proc/self/ns/pid").st_ino
+    core.ext.word[0][slot] = size // 4096
+    core.ext.slot_high = max(core.ext.slot_high, slot + 1)
 
 
 _CLIENT = """

@@ -100,6 +100,36 @@ def test_every_refusal_is_out_of_memory_and_writes_nothing(sim_env: SimEnv, run_
     assert (done.stdout, done.stderr) == ("{} True 14\n", "")
 
 
+def test_a_pitched_request_is_charged_what_the_driver_pads(sim_env: SimEnv, run_client: RunClient) -> None:
+    """Rows of one byte take a pitch each: refused by pitch x height, with nothing left behind (B012)."""
+    code = """
+from simclient import *
+import os
+init(0)
+before = nvml_memory()[3]
+print(alloc_pitch(1, 1 << 20)[0], nvml_memory()[3] - before, sim_process_used(os.getpid()) - before)
+r, p, pitch = alloc_pitch(1, 1 << 18)
+print(r, (nvml_memory()[3] - before) // pitch == 1 << 18, sim_process_used(os.getpid()) == nvml_memory()[3])
+"""
+    assert run_client(code, sim_env(preload=True, limit="384m")).stdout == "2 0 0\n0 True True\n"
+
+
+def test_null_outputs_of_reports_are_the_drivers_affair(sim_env: SimEnv, run_client: RunClient) -> None:
+    """Sizes asked for with one or both outputs null: the driver's answer and figure, no crash (B096)."""
+    code = """
+from simclient import *
+init(0)
+f, t = size_t(), size_t()
+print(call("cuMemGetInfo_v2", None, C.byref(t)), t.value > 0, call("cuMemGetInfo_v2", C.byref(f), None),
+      call("cuMemGetInfo_v2", None, None), call("cuDeviceTotalMem_v2", None, u32(0)),
+      call("cuDeviceTotalMem_v2", C.byref(t), u32(99)), call("cuMemAlloc_v2", None, size_t(1)), alloc(0)[0],
+      [call("cuDevicePrimaryCtxRetain", *arguments) for arguments in ((None, u32(0)), (C.byref(ptr()), u32(99)))])
+"""
+    bare = run_client(code, sim_env())
+    shimmed = run_client(code, sim_env(preload=True, limit="1g"))
+    assert (shimmed.stdout, shimmed.stderr) == (bare.stdout, "")
+
+
 FAULTY = """
 from simclient import *
 import os

@@ -123,7 +123,7 @@ f, t = size_t(), size_t()
 print(call("cuMemGetInfo_v2", None, C.byref(t)), t.value > 0, call("cuMemGetInfo_v2", C.byref(f), None),
       call("cuMemGetInfo_v2", None, None), call("cuDeviceTotalMem_v2", None, u32(0)),
       call("cuDeviceTotalMem_v2", C.byref(t), u32(99)), call("cuMemAlloc_v2", None, size_t(1)), alloc(0)[0],
-      [call("cuDevicePrimaryCtxRetain", *arguments) for arguments in ((None, u32(0)), (C.byref(ptr()), u32(99)))])
+      call("cuDevicePrimaryCtxRetain", None, u32(0)), retain(99)[0])
 """
     bare = run_client(code, sim_env())
     shimmed = run_client(code, sim_env(preload=True, limit="1g"))

@@ -54,7 +54,10 @@ class Suite:
 SUITES = {
     "bullseye": Suite("bullseye", "2.31", f"{COMMON} {ALLOCATORS}"),
     "bookworm": Suite(
-        "bookworm", "2.36", f"{COMMON} {ALLOCATORS} busybox-static musl-dev libc6:i386", foreign="i386"
+        "bookworm",
+        "2.36",
+        f"{COMMON} {ALLOCATORS} busybox-static musl-dev libjemalloc-dev libc6:i386",
+        foreign="i386",
     ),
     "trixie": Suite("trixie", "2.41", f"{COMMON} {ALLOCATORS}"),
     "bookworm-arm64": Suite("bookworm", "2.36", COMMON, arch="arm64"),

@@ -196,6 +196,23 @@ def test_allocators_start_beside_the_library(
         assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
+def test_a_program_with_an_allocator_of_its_own_starts(libvgpu: Path, tmp_path: Path) -> None:
+    """jemalloc linked into the program: start-up look-ups do not lock up in it (B157)."""
+    archive = rootfs.get("bookworm") / "usr/lib/x86_64-linux-gnu/libjemalloc_pic.a"
+    program = client("loader_early", GLIBC["x86_64"], "-Wl,-u,malloc", "-lm", "-lunwind", links=archive)
+    results = []
+    for preload in ("", rootfs.LIBRARY):
+        binds = [(libvgpu, rootfs.LIBRARY), (program.parent, "/test")]
+        argv = ["/test/loader_early"]
+        words = rootfs.command("bookworm", argv, preload=preload, binds=binds, scratch=tmp_path)
+        began = time.monotonic()
+        done = rootfs.run(words, timeout=20)
+        assert time.monotonic() - began < 2
+        results.append((done.returncode, done.stdout, done.stderr))
+    assert results[0][0] == 0
+    assert results[1] == results[0]
+
+
 @pytest.mark.parametrize("name", [*rootfs.NATIVE, "bookworm-arm64"])
 def test_lookups_before_any_constructor_are_served(name: str, libvgpu: Path, tmp_path: Path) -> None:
     """dlsym called from a program's pre-initialiser and by racing threads answers as without us (B026)."""

@@ -65,14 +65,20 @@ int local_context(struct process *process, struct device *device, uint64_t conte
 
 uint64_t launch_local_need(struct process *process, CUfunction function) {
     struct vgpu_entry entry = {.key = (uint64_t)(uintptr_t)function};
+    struct device *device;
     if (!function || !vgpu_ledger_get(process->ledger, ENTRY_FUNCTION, entry.key, &entry))
         return entry.aux;
+    /* Not looked up through us; each of the two questions refuses the other's handles. */
     int local = 0;
-    /* One of ours that was not looked up through us, or a CUkernel: which the driver says. */
-    if (!real.cuFuncGetAttribute ||
-        CALL_REAL(cuFuncGetAttribute, &local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function))
-        return 0;
-    return local > 0 ? (uint64_t)local : 0;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    if (real.cuFuncGetAttribute)
+        result =
+            CALL_REAL(cuFuncGetAttribute, &local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function);
+    if (result != CUDA_SUCCESS && real.cuKernelGetAttribute &&
+        process_current(&device, process) == CUDA_SUCCESS)
+        result = CALL_REAL(cuKernelGetAttribute, &local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+                           (CUkernel)(void *)function, device->ordinal);
+    return result == CUDA_SUCCESS && local > 0 ? (uint64_t)local : 0;
 }
 
 CUresult local_begin(struct local_growth *g, struct process *process, struct device *device,

@@ -37,12 +37,12 @@ static inline CUresult load(CUmodule *module, CUfunction *function, size_t local
         snprintf(body, sizeof body,
                  ".local .align 4 .b8 buf[%zu]; .reg .u64 %%a,%%b; .reg .u32 %%t;"
                  "mov.u32 %%t,%%tid.x; cvt.u64.u32 %%a,%%t; mov.u64 %%b,buf; add.u64 %%b,%%b,%%a;"
-                 "st.volatile.local.u8 [%%b],%%t; ld.volatile.local.u8 %%t,[%%b];",
+                 "st.local.u8 [%%b],%%t; xor.b64 %%b,%%b,1; ld.local.u8 %%t,[%%b]; st.global.u32 [sink],%%t;",
                  local);
     if (global)
         snprintf(array, sizeof array, ".visible .global .align 4 .b8 image[%zu];\n", global);
     snprintf(text, sizeof text,
-             ".version 7.0\n.target sm_70\n.address_size 64\n%s.visible .entry work(){%s ret;}\n", array,
+             ".version 7.0\n.target sm_70\n.address_size 64\n.global .u32 sink;\n%s.visible .entry work(){%s ret;}\n", array,
              body);
     CUresult result = cuModuleLoadData(module, text);
     return result != CUDA_SUCCESS ? result : cuModuleGetFunction(function, *module, "work");

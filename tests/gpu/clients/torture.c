@@ -1,8 +1,9 @@
 /* torture PROCESSES SECONDS LIMIT_MIB: many processes take and free memory in every way while this one
- * samples the card, which nobody else may use; prints samples, the highest figure and how often it was
- * over the limit. */
+ * samples NVML; prints samples, the highest sum (of frozen and of running children) and how often the
+ * frozen one was over the limit. Run in a PID namespace of its own, so that NVML lists nobody else. */
 #include "operations.h"
 #include <nvml.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -43,11 +44,30 @@ static void child(unsigned seed, double until)
     _exit(0);
 }
 
-/* The card's own figure, one counter: the sum over NVML's process list is not taken at one moment. */
+/* NVML's bytes of the children. */
 static unsigned long long used(nvmlDevice_t on)
 {
-    nvmlMemory_t memory;
-    return nvmlDeviceGetMemoryInfo(on, &memory) == NVML_SUCCESS ? memory.used : 0;
+    static nvmlProcessInfo_t rows[512];
+    unsigned int listed = 512;
+    unsigned long long bytes = 0;
+    if (nvmlDeviceGetComputeRunningProcesses(on, &listed, rows) != NVML_SUCCESS)
+        return 0;
+    for (unsigned int i = 0; i < listed; i++)
+        bytes += rows[i].usedGpuMemory;
+    return bytes;
+}
+
+/* The list is not made at one moment: memory that one child frees and another takes meanwhile counts
+ * twice. So the children are stopped for each sample. */
+static unsigned long long frozen(nvmlDevice_t on, const pid_t *children, int count_)
+{
+    for (int i = 0; i < count_; i++)
+        kill(children[i], SIGSTOP);
+    usleep(2000);
+    unsigned long long bytes = used(on);
+    for (int i = 0; i < count_; i++)
+        kill(children[i], SIGCONT);
+    return bytes;
 }
 
 /* The children run under the library named by TORTURE_PRELOAD; this process does not, so that its NVML
@@ -81,11 +101,11 @@ int main(int arguments, char **argument)
         map(atoi(argument[3]));
         child((unsigned)atoi(argument[1]), atof(argument[2]));
     }
-    if (arguments != 4)
+    if (arguments != 4 || atoi(argument[1]) > 256)
         return 2;
     int processes = atoi(argument[1]), died = 0, status, memory = memfd_create("torture", 0);
     double until = now() + atof(argument[2]);
-    unsigned long long limit = strtoull(argument[3], NULL, 10) * MIB, highest = 0;
+    unsigned long long limit = strtoull(argument[3], NULL, 10) * MIB, highest = 0, fleeting = 0;
     long samples = 0, over = 0;
     nvmlDevice_t on;
     snprintf(until_text, sizeof until_text, "%.3f", until);
@@ -94,20 +114,20 @@ int main(int arguments, char **argument)
     map(memory);
     if (nvmlInit() != NVML_SUCCESS || nvmlDeviceGetHandleByIndex(0, &on) != NVML_SUCCESS)
         return 3;
-    unsigned long long before = used(on);
+    pid_t children[256];
     for (int i = 0; i < processes; i++)
-        spawn(i, until_text, memory);
+        children[i] = spawn(i, until_text, memory);
     while (now() < until) {
-        unsigned long long bytes = used(on) - before;
+        unsigned long long running = used(on), bytes = frozen(on, children, processes);
         samples++;
         over += bytes > limit;
-        if (bytes > highest)
-            highest = bytes;
-        usleep(500);
+        highest = bytes > highest ? bytes : highest;
+        fleeting = running > fleeting ? running : fleeting;
+        usleep(3000);
     }
     while (wait(&status) > 0)
         died += !WIFEXITED(status) || WEXITSTATUS(status);
-    printf("samples=%ld highest_mib=%llu over=%ld granted=%ld refused=%ld other=%ld died=%d\n", samples,
-           highest / MIB, over, shared->granted, shared->refused, shared->other, died);
+    printf("samples=%ld highest_mib=%llu running_mib=%llu over=%ld granted=%ld refused=%ld other=%ld died=%d\n",
+           samples, highest / MIB, fleeting / MIB, over, shared->granted, shared->refused, shared->other, died);
     return 0;
 }

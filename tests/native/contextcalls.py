@@ -77,3 +77,49 @@ def together(count: int, work: Callable[[int], None]) -> None:
         thread.join()
     if failures:
         raise failures[0]
+
+
+# --- images and launches; an image of the simulator is text: "global x 67108864", "kernel k local=4096"
+
+
+def image(*lines: str) -> C.c_char_p:
+    return C.c_char_p(("//simgpu\n" + "\n".join(lines) + "\n").encode())
+
+
+def module_load(source: C.c_char_p) -> tuple[int, int]:
+    return out(ptr, "cuModuleLoadData", source)
+
+
+def module_unload(module: int) -> int:
+    return call("cuModuleUnload", ptr(module))
+
+
+def function(module: int, name: str) -> tuple[int, int]:
+    return out(ptr, "cuModuleGetFunction", ptr(module), C.c_char_p(name.encode()))
+
+
+def library_load(source: C.c_char_p) -> tuple[int, int]:
+    nothing = ptr(None)
+    return out(ptr, "cuLibraryLoadData", source, nothing, nothing, 0, nothing, nothing, 0)
+
+
+def library_unload(library: int) -> int:
+    return call("cuLibraryUnload", ptr(library))
+
+
+def kernel(library: int, name: str) -> tuple[int, int]:
+    return out(ptr, "cuLibraryGetKernel", ptr(library), C.c_char_p(name.encode()))
+
+
+def kernel_function(handle: int) -> tuple[int, int]:
+    return out(ptr, "cuKernelGetFunction", ptr(handle))
+
+
+def library_global(library: int, name: str) -> tuple[int, int]:
+    return out(C.c_uint64, "cuLibraryGetGlobal", ptr(None), ptr(library), C.c_char_p(name.encode()))
+
+
+def launch(handle: int, stream: int = 0, symbol: str = "cuLaunchKernel") -> int:
+    sizes = (C.c_uint(1),) * 6
+    more = (ptr(None), ptr(None)) if "Cooperative" not in symbol else (ptr(None),)
+    return call(symbol, ptr(handle), *sizes, C.c_uint(0), ptr(stream), *more)

@@ -1,4 +1,4 @@
-"""CUDA programs on old, current, new and foreign systems: each is held to its quota through the preload file."""
+"""CUDA programs on old, current, new and foreign systems: each is held to its quota by the preload file."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def test_children_share_the_quota(tenant: Tenant) -> None:
 
 
 def test_without_a_driver_the_program_says_so_itself(tenant: Tenant) -> None:
-    """Where no driver is installed a CUDA program gets the loader's own answer, and no word of ours (B177)."""
+    """Where no driver is installed a CUDA program gets the loader's own answer, no word of ours (B177)."""
     assert tenant.run(LAB, driver=False) == (["no driver"], "", 1)

@@ -1,5 +1,6 @@
-/* Requests up to 1 MiB share 2 MiB blocks; a piece never crosses a block's end, and the block goes
- * back when its last piece does. */
+/* Requests up to 2 MiB share 2 MiB blocks; a piece never crosses a block's end, and the block goes
+ * back when its last piece does. Measured: own growth is exactly 2 MiB x the distinct
+ * address >> 21, also where a piece fits into what one above 1 MiB leaves. */
 #include "sim_cuda.h"
 
 #include <stdlib.h>
@@ -12,6 +13,7 @@ struct cu_block {
     struct cu_rec *rec;
     struct cu_block *next, *prev; /* among the context's blocks with room */
     bool listed;
+    int group;
     uint32_t pieces, max_run; /* no free run is longer than max_run units */
     uint64_t busy[UNITS / 64];
     uint32_t asked[UNITS]; /* bytes of the piece that starts at this unit */
@@ -21,10 +23,10 @@ static void list(struct cu_ctx *ctx, struct cu_block *b) {
     if (b->listed)
         return;
     b->prev = NULL;
-    b->next = ctx->partial;
+    b->next = ctx->partial[b->group];
     if (b->next)
         b->next->prev = b;
-    ctx->partial = b;
+    ctx->partial[b->group] = b;
     b->listed = true;
 }
 
@@ -34,7 +36,7 @@ static void unlist(struct cu_ctx *ctx, struct cu_block *b) {
     if (b->prev)
         b->prev->next = b->next;
     else
-        ctx->partial = b->next;
+        ctx->partial[b->group] = b->next;
     if (b->next)
         b->next->prev = b->prev;
     b->listed = false;
@@ -79,10 +81,10 @@ static uint32_t find_run(struct cu_block *b, uint32_t need) {
     return UNITS;
 }
 
-static struct cu_block *block_new(struct cu_ctx *ctx) {
+static struct cu_block *block_new(struct cu_ctx *ctx, int group) {
     struct cu_block *b = calloc(1, sizeof *b);
     struct cu_rec *rec = cu_rec_new(R_BLOCK, ctx->dom, SIM_GRANULE);
-    if (!b || !rec || !sim_take(ctx->dom, SIM_GRANULE)) {
+    if (!b || !rec || !cu_take(ctx->dom, SIM_GRANULE)) {
         free(b);
         free(rec);
         return NULL;
@@ -96,15 +98,16 @@ static struct cu_block *block_new(struct cu_ctx *ctx) {
         return NULL;
     }
     b->rec = rec;
+    b->group = group;
     b->max_run = UNITS;
     cu_rec_link(ctx, rec);
     list(ctx, b);
     return b;
 }
 
-bool block_alloc(struct cu_ctx *ctx, size_t bytes, CUdeviceptr *out, bool *oom) {
+CUresult block_alloc(struct cu_ctx *ctx, int group, size_t bytes, CUdeviceptr *out) {
     uint32_t need = (uint32_t)((bytes + UNIT - 1) / UNIT), at = UNITS;
-    struct cu_block *b = ctx->partial;
+    struct cu_block *b = ctx->partial[group];
     for (int tries = 0; b && tries < 64; b = b->next, tries++) {
         if (b->max_run < need)
             continue;
@@ -113,11 +116,8 @@ bool block_alloc(struct cu_ctx *ctx, size_t bytes, CUdeviceptr *out, bool *oom) 
             break;
     }
     if (at == UNITS) {
-        b = block_new(ctx);
-        if (!b) {
-            *oom = true;
-            return false;
-        }
+        b = block_new(ctx, group);
+        CU_CHECK(b, CUDA_ERROR_OUT_OF_MEMORY);
         at = 0;
     }
     mark(b, at, need, true);
@@ -126,7 +126,7 @@ bool block_alloc(struct cu_ctx *ctx, size_t bytes, CUdeviceptr *out, bool *oom) 
     if (find_run(b, 1) == UNITS)
         unlist(ctx, b);
     *out = b->rec->base + (uint64_t)at * UNIT;
-    return true;
+    return CUDA_SUCCESS;
 }
 
 bool block_piece(struct cu_rec *rec, CUdeviceptr p, CUdeviceptr *base, size_t *size) {
@@ -160,8 +160,4 @@ bool block_free(struct cu_rec *rec, CUdeviceptr p) {
 void block_drop(struct cu_rec *rec) {
     unlist(rec->ctx, rec->block);
     free(rec->block);
-}
-
-long block_pieces(const struct cu_rec *rec) {
-    return rec->block->pieces;
 }

@@ -11,13 +11,19 @@ static _Thread_local struct {
     int top;
 } stack;
 
-CUresult cu_current(struct cu_ctx **out) {
-    CU_TRY(cu_ready());
-    CU_CHECK(stack.top > 0, CUDA_ERROR_INVALID_CONTEXT);
-    struct cu_ctx *ctx = stack.at[stack.top - 1];
+/* The handle of a green context leads to the primary one, where all its memory is. */
+static CUresult resolve(struct cu_ctx *ctx, struct cu_ctx **out) {
+    if (cu_handle_is(ctx, K_CONTEXT) && ctx->base)
+        ctx = ctx->base;
     CU_CHECK(cu_handle_is(ctx, K_CONTEXT), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     *out = ctx;
     return CUDA_SUCCESS;
+}
+
+CUresult cu_current(struct cu_ctx **out) {
+    CU_TRY(cu_ready());
+    CU_CHECK(stack.top > 0, CUDA_ERROR_INVALID_CONTEXT);
+    return resolve(stack.at[stack.top - 1], out);
 }
 
 CUresult cu_push(struct cu_ctx *ctx) {
@@ -28,9 +34,10 @@ CUresult cu_push(struct cu_ctx *ctx) {
 
 CUresult cu_ctx_start(struct cu_ctx *ctx, int dev, unsigned flags) {
     uint32_t dom = cu_devs[dev].dom;
-    CU_CHECK(sim_take(dom, sim->dom[dom].ctx_bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    size_t bytes = sim->dom[dom].ctx_bytes, lmem = cu_lmem_bytes(dom, 1024);
+    CU_CHECK(cu_take(dom, bytes), CUDA_ERROR_OUT_OF_MEMORY);
     if (!cu_handle_add(ctx, K_CONTEXT)) {
-        sim_give(dom, sim->dom[dom].ctx_bytes);
+        sim_give(dom, bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -38,16 +45,19 @@ CUresult cu_ctx_start(struct cu_ctx *ctx, int dev, unsigned flags) {
     ctx->dev = dev;
     ctx->flags = flags;
     ctx->id = cu_next_id();
-    ctx->charged = sim->dom[dom].ctx_bytes;
-    ctx->lmem_per_thread = 1024;
+    ctx->charged = bytes - lmem;
+    ctx->lmem_charged = lmem;
     ctx->limit[CU_LIMIT_STACK_SIZE] = 1024;
-    ctx->limit[CU_LIMIT_PRINTF_FIFO_SIZE] = 1310720;
+    ctx->limit[CU_LIMIT_PRINTF_FIFO_SIZE] = 8650752;
     ctx->limit[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 * SIM_MIB;
-    ctx->limit[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2;
     ctx->limit[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
     ctx->limit[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
     atomic_fetch_add(&sim->contexts[dom][sim_self], 1);
-    return CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    library_context(ctx, &result);
+    if (result != CUDA_SUCCESS)
+        cu_ctx_stop(ctx);
+    return result;
 }
 
 /* Objects may end others of their kind, so the search starts anew after each. */
@@ -68,9 +78,11 @@ void cu_ctx_stop(struct cu_ctx *ctx) {
     end_objects(ctx);
     while (ctx->recs)
         cu_rec_free(ctx->recs);
+    for (int i = 0; i < 2; i++)
+        free(ctx->special[i]);
     cu_handle_del(ctx);
-    sim_give(ctx->dom, ctx->charged + ctx->lmem_charged + ctx->heap_charged + ctx->fifo_charged +
-                           ctx->stream_charged);
+    sim_give(ctx->dom, ctx->charged + ctx->lmem_charged + ctx->runtime_charged + ctx->heap_charged +
+                           ctx->green_charged + ctx->stream_charged + ctx->image_charged);
     atomic_fetch_sub(&sim->contexts[ctx->dom][sim_self], 1);
 }
 
@@ -80,10 +92,8 @@ static bool active(struct cu_device *d) {
     return d->primary && cu_handle_is(d->primary, K_CONTEXT);
 }
 
-SIM_API(cuDevicePrimaryCtxRetain, (CUcontext * pctx, CUdevice dev), (pctx, dev)) {
+CUresult cu_primary(CUdevice dev, struct cu_ctx **out) {
     struct cu_device *d;
-    CU_TRY(cu_ready());
-    CU_ARG(pctx);
     CU_TRY(cu_device_of(dev, &d));
     if (!d->primary && !(d->primary = calloc(1, sizeof *d->primary)))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -93,7 +103,22 @@ SIM_API(cuDevicePrimaryCtxRetain, (CUcontext * pctx, CUdevice dev), (pctx, dev))
         d->primary->api_version = 3020;
     }
     d->primary_refs++;
-    *pctx = (CUcontext)d->primary;
+    *out = d->primary;
+    return CUDA_SUCCESS;
+}
+
+void cu_primary_put(CUdevice dev) {
+    struct cu_device *d = &cu_devs[dev];
+    if (--d->primary_refs == 0 && active(d))
+        cu_ctx_stop(d->primary);
+}
+
+SIM_API(cuDevicePrimaryCtxRetain, (CUcontext * pctx, CUdevice dev), (pctx, dev)) {
+    struct cu_ctx *ctx;
+    CU_TRY(cu_ready());
+    CU_ARG(pctx);
+    CU_TRY(cu_primary(dev, &ctx));
+    *pctx = (CUcontext)ctx;
     return CUDA_SUCCESS;
 }
 
@@ -101,18 +126,17 @@ SIM_API(cuDevicePrimaryCtxRelease_v2, (CUdevice dev), (dev)) {
     struct cu_device *d;
     CU_TRY(cu_device_of(dev, &d));
     CU_CHECK(d->primary_refs > 0, CUDA_ERROR_INVALID_CONTEXT);
-    if (--d->primary_refs == 0 && active(d))
-        cu_ctx_stop(d->primary);
+    cu_primary_put(dev);
     return CUDA_SUCCESS;
 }
 SIM_TWIN(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice dev), (dev))
 
+/* Measured: what was retained stays retained, and the old handle comes back with the next one. */
 SIM_API(cuDevicePrimaryCtxReset_v2, (CUdevice dev), (dev)) {
     struct cu_device *d;
     CU_TRY(cu_device_of(dev, &d));
     if (active(d))
         cu_ctx_stop(d->primary);
-    d->primary_refs = 0;
     return CUDA_SUCCESS;
 }
 SIM_TWIN(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (CUdevice dev), (dev))
@@ -167,7 +191,23 @@ static CUresult create(CUcontext *pctx, unsigned flags, CUdevice dev, unsigned a
     return CUDA_SUCCESS;
 }
 
+static bool v1_works(void) {
+    const char *v = getenv("SIMGPU_V1");
+    return v && *v == '1';
+}
+
+/* In any other context the 32-bit calls find no context. */
+CUresult cu_v1(struct cu_ctx **out) {
+    CU_TRY(cu_current(out));
+    CU_CHECK((*out)->api_version < 3020 || v1_works(), CUDA_ERROR_INVALID_CONTEXT);
+    return CUDA_SUCCESS;
+}
+
 SIM_API(cuCtxCreate, (CUcontext * pctx, unsigned flags, CUdevice dev), (pctx, flags, dev)) {
+    CU_TRY(cu_ready());
+    /* Measured: a card of more than 4 GiB takes no 32-bit context. SIMGPU_V1=1 imitates the
+     * drivers that did. */
+    CU_CHECK(v1_works(), CUDA_ERROR_OUT_OF_MEMORY);
     return create(pctx, flags, dev, 3010);
 }
 
@@ -229,6 +269,14 @@ SIM_API(cuCtxDetach, (CUcontext handle), (handle)) {
 
 /* ---- current ---- */
 
+/* The handle of a primary context may be made current while that is not active. */
+static bool known(struct cu_ctx *ctx) {
+    for (int i = 0; i < cu_ndevs; i++)
+        if (cu_devs[i].primary == ctx)
+            return true;
+    return cu_handle_is(ctx, K_CONTEXT);
+}
+
 SIM_API(cuCtxSetCurrent, (CUcontext handle), (handle)) {
     struct cu_ctx *ctx = (struct cu_ctx *)handle;
     CU_TRY(cu_ready());
@@ -236,7 +284,7 @@ SIM_API(cuCtxSetCurrent, (CUcontext handle), (handle)) {
         stack.top -= stack.top > 0;
         return CUDA_SUCCESS;
     }
-    CU_CHECK(cu_handle_is(ctx, K_CONTEXT), CUDA_ERROR_INVALID_CONTEXT);
+    CU_CHECK(known(ctx), CUDA_ERROR_INVALID_CONTEXT);
     stack.top -= stack.top > 0;
     return cu_push(ctx);
 }
@@ -251,7 +299,7 @@ SIM_API(cuCtxGetCurrent, (CUcontext * pctx), (pctx)) {
 SIM_API(cuCtxPushCurrent_v2, (CUcontext handle), (handle)) {
     struct cu_ctx *ctx = (struct cu_ctx *)handle;
     CU_TRY(cu_ready());
-    CU_CHECK(cu_handle_is(ctx, K_CONTEXT), CUDA_ERROR_INVALID_CONTEXT);
+    CU_CHECK(known(ctx), CUDA_ERROR_INVALID_CONTEXT);
     return cu_push(ctx);
 }
 SIM_TWIN(cuCtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext handle), (handle))
@@ -275,18 +323,17 @@ SIM_API(cuCtxGetDevice, (CUdevice * device), (device)) {
 }
 
 /* NULL means the current context in the calls that were added in CUDA 13. */
-static CUresult pick(CUcontext handle, struct cu_ctx **out) {
+CUresult cu_ctx_pick(CUcontext handle, struct cu_ctx **out) {
     if (!handle)
         return cu_current(out);
     CU_TRY(cu_ready());
     CU_CHECK(cu_handle_is(handle, K_CONTEXT), CUDA_ERROR_INVALID_CONTEXT);
-    *out = (struct cu_ctx *)handle;
-    return CUDA_SUCCESS;
+    return resolve((struct cu_ctx *)handle, out);
 }
 
 SIM_API_NEW(cuCtxGetDevice_v2, (CUdevice * device, CUcontext handle), (device, handle)) {
     struct cu_ctx *ctx;
-    CU_TRY(pick(handle, &ctx));
+    CU_TRY(cu_ctx_pick(handle, &ctx));
     CU_ARG(device);
     *device = ctx->dev;
     return CUDA_SUCCESS;
@@ -296,7 +343,7 @@ SIM_API(cuCtxGetApiVersion, (CUcontext handle, unsigned *version), (handle, vers
     struct cu_ctx *ctx;
     CU_TRY(cu_ready());
     CU_ARG(version);
-    CU_TRY(pick(handle, &ctx));
+    CU_TRY(cu_ctx_pick(handle, &ctx));
     *version = ctx->api_version;
     return CUDA_SUCCESS;
 }
@@ -305,7 +352,7 @@ SIM_API_NEW(cuCtxGetId, (CUcontext handle, unsigned long long *id), (handle, id)
     struct cu_ctx *ctx;
     CU_TRY(cu_ready());
     CU_ARG(id);
-    CU_TRY(pick(handle, &ctx));
+    CU_TRY(cu_ctx_pick(handle, &ctx));
     *id = ctx->id;
     return CUDA_SUCCESS;
 }

@@ -34,90 +34,6 @@ uint64_t cu_next_id(void) {
     return next_id++;
 }
 
-/* ---- handles: open addressing, deletion by shifting back ---- */
-
-struct handle {
-    const void *p;
-    enum cu_kind kind;
-};
-
-static struct handle *table;
-static size_t table_cap, table_used;
-static long kind_count[K_MAX];
-
-static size_t home(const void *p) {
-    return (size_t)(((uintptr_t)p >> 4) * 0x9e3779b97f4a7c15ull >> 20) & (table_cap - 1);
-}
-
-static size_t locate(const void *p) {
-    size_t i = home(p);
-    while (table[i].p && table[i].p != p)
-        i = (i + 1) & (table_cap - 1);
-    return i;
-}
-
-static bool rehash(size_t cap) {
-    struct handle *old = table, *fresh = calloc(cap, sizeof *fresh);
-    size_t old_cap = table_cap;
-    if (!fresh)
-        return false;
-    table = fresh;
-    table_cap = cap;
-    for (size_t i = 0; i < old_cap; i++)
-        if (old[i].p)
-            table[locate(old[i].p)] = old[i];
-    free(old);
-    return true;
-}
-
-bool cu_handle_add(const void *p, enum cu_kind kind) {
-    if (table_used * 2 >= table_cap && !rehash(table_cap ? table_cap * 2 : 256))
-        return false;
-    table[locate(p)] = (struct handle){p, kind};
-    table_used++;
-    kind_count[kind]++;
-    return true;
-}
-
-void cu_handle_del(const void *p) {
-    size_t i = table_cap ? locate(p) : 0, j = i;
-    if (!table_cap || !table[i].p)
-        return;
-    kind_count[table[i].kind]--;
-    table_used--;
-    for (;;) {
-        j = (j + 1) & (table_cap - 1);
-        if (!table[j].p)
-            break;
-        size_t k = home(table[j].p);
-        if (i <= j ? (i < k && k <= j) : (i < k || k <= j))
-            continue;
-        table[i] = table[j];
-        i = j;
-    }
-    table[i] = (struct handle){NULL, K_NONE};
-}
-
-bool cu_handle_is(const void *p, enum cu_kind kind) {
-    if (!p || !table_cap)
-        return false;
-    struct handle *h = &table[locate(p)];
-    return h->p && h->kind == kind;
-}
-
-long cu_handle_count(enum cu_kind kind) {
-    return kind_count[kind];
-}
-
-void *cu_handle_next(enum cu_kind kind, size_t *at) {
-    while (*at < table_cap) {
-        struct handle *h = &table[(*at)++];
-        if (h->p && (kind == K_NONE || h->kind == kind))
-            return (void *)(uintptr_t)h->p;
-    }
-    return NULL;
-}
-
 /* ---- start ---- */
 
 /* A driver that looks itself up (as on WSL) must reach itself, not an interposer. */
@@ -154,6 +70,10 @@ SIM_API(cuInit, (unsigned Flags), (Flags)) {
         cu_devs[i].dom = (uint32_t)doms[i];
     initialised = true;
     return CUDA_SUCCESS;
+}
+
+bool cu_take(uint32_t dom, uint64_t bytes) {
+    return sim_take(dom, bytes) || (pool_trim_all(dom) && sim_take(dom, bytes));
 }
 
 static int driver_version(void) {
@@ -194,7 +114,7 @@ long simgpu_live_objects(void) {
     cu_lock();
     long n = va_count();
     for (int k = 0; k < K_MAX; k++)
-        n += kind_count[k];
+        n += cu_handle_count((enum cu_kind)k);
     cu_unlock();
     return n;
 }

@@ -40,6 +40,10 @@ void cu_rec_free(struct cu_rec *rec) {
     }
     if (rec->kind == R_BLOCK)
         block_drop(rec);
+    if (rec->kind == R_CHUNK)
+        pool_span_free(rec);
+    if (rec->kind == R_IPC && !rec->flags)
+        free(rec->data);
     if (rec->kind == R_HOST || rec->kind == R_MANAGED)
         cu_host_release(rec);
     else
@@ -55,7 +59,7 @@ void cu_rec_free(struct cu_rec *rec) {
 struct cu_rec *cu_rec_take(enum rec_kind kind, struct cu_ctx *ctx, size_t bytes, bool low) {
     struct cu_rec *rec = cu_rec_new(kind, ctx->dom, bytes);
     size_t physical = cu_physical(bytes);
-    if (!rec || physical < bytes || !sim_take(ctx->dom, physical)) {
+    if (!rec || physical < bytes || !cu_take(ctx->dom, physical)) {
         free(rec);
         return NULL;
     }
@@ -70,10 +74,8 @@ struct cu_rec *cu_rec_take(enum rec_kind kind, struct cu_ctx *ctx, size_t bytes,
 }
 
 CUresult cu_alloc(struct cu_ctx *ctx, size_t bytes, bool low, CUdeviceptr *out) {
-    if (bytes <= PIECE_MAX && !low) {
-        bool oom = false;
-        return block_alloc(ctx, bytes, out, &oom) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-    }
+    if (bytes <= PIECE_MAX && !low)
+        return block_alloc(ctx, 0, bytes, out);
     struct cu_rec *rec = cu_rec_take(R_ALLOC, ctx, bytes, low);
     CU_CHECK(rec, CUDA_ERROR_OUT_OF_MEMORY);
     *out = rec->base;
@@ -82,16 +84,18 @@ CUresult cu_alloc(struct cu_ctx *ctx, size_t bytes, bool low, CUdeviceptr *out) 
 
 CUresult cu_free(CUdeviceptr p) {
     struct cu_rec *rec = va_find(p);
-    CU_ARG(rec);
+    CU_ARG(rec && !freed_already(p));
     switch (rec->kind) {
     case R_BLOCK:
         return block_free(rec, p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case R_CHUNK:
-        return pool_free(rec, p);
+        return pool_free(rec, p, 0, true);
+    case R_GRAPH:
+        CU_ARG(p == rec->base);
+        return graph_ptr_free(rec);
     case R_ALLOC:
     case R_EXTERNAL:
     case R_MANAGED:
-    case R_GRAPH:
         CU_ARG(p == rec->base);
         cu_rec_free(rec);
         return CUDA_SUCCESS;
@@ -104,6 +108,7 @@ SIM_API(cuMemAlloc_v2, (CUdeviceptr * dptr, size_t bytesize), (dptr, bytesize)) 
     struct cu_ctx *ctx;
     CU_TRY(cu_current(&ctx));
     CU_ARG(dptr && bytesize);
+    CU_TRY(cu_unsafe());
     return cu_alloc(ctx, bytesize, false, dptr);
 }
 
@@ -111,31 +116,40 @@ SIM_API(cuMemAlloc_v2, (CUdeviceptr * dptr, size_t bytesize), (dptr, bytesize)) 
 SIM_API(cuMemAlloc, (CUdeviceptr_v1 * dptr, unsigned bytesize), (dptr, bytesize)) {
     struct cu_ctx *ctx;
     CUdeviceptr p;
-    CU_TRY(cu_current(&ctx));
+    CU_TRY(cu_v1(&ctx));
     CU_ARG(dptr && bytesize);
     CU_TRY(cu_alloc(ctx, bytesize, true, &p));
     *dptr = (CUdeviceptr_v1)p;
     return CUDA_SUCCESS;
 }
 
+/* Measured: works without a current context, not with one that is gone. */
 SIM_API(cuMemFree_v2, (CUdeviceptr dptr), (dptr)) {
     struct cu_ctx *ctx;
-    CU_TRY(cu_current(&ctx));
-    return dptr ? cu_free(dptr) : CUDA_SUCCESS;
+    CUresult r = cu_current(&ctx);
+    CU_CHECK(r == CUDA_SUCCESS || r == CUDA_ERROR_INVALID_CONTEXT, r);
+    if (!dptr)
+        return CUDA_SUCCESS;
+    CU_TRY(cu_unsafe());
+    return cu_free(dptr);
 }
 
 SIM_API(cuMemFree, (CUdeviceptr_v1 dptr), (dptr)) {
-    return cuMemFree_v2_body(dptr);
+    struct cu_ctx *ctx;
+    CU_TRY(cu_ready());
+    CU_CHECK(cu_v1(&ctx) == CUDA_SUCCESS, CUDA_ERROR_UNKNOWN);
+    return dptr ? cu_free(dptr) : CUDA_SUCCESS;
 }
 
 static CUresult pitched(size_t width, size_t height, unsigned element, bool low, CUdeviceptr *dptr,
                         size_t *pitch) {
     struct cu_ctx *ctx;
-    CU_TRY(cu_current(&ctx));
+    CU_TRY(low ? cu_v1(&ctx) : cu_current(&ctx));
     CU_ARG(width && height && (element == 4 || element == 8 || element == 16));
     size_t row = (width + 511) & ~(size_t)511, bytes;
     CU_CHECK(row >= width && !__builtin_mul_overflow(row, height, &bytes),
              CUDA_ERROR_OUT_OF_MEMORY);
+    CU_TRY(cu_unsafe());
     CU_TRY(cu_alloc(ctx, bytes, low, dptr));
     *pitch = row;
     return CUDA_SUCCESS;
@@ -164,9 +178,7 @@ SIM_API(cuMemAllocPitch,
     return CUDA_SUCCESS;
 }
 
-static CUresult info(uint64_t *free_bytes, uint64_t *total) {
-    struct cu_ctx *ctx;
-    CU_TRY(cu_current(&ctx));
+static CUresult info(struct cu_ctx *ctx, uint64_t *free_bytes, uint64_t *total) {
     sim_sweep();
     uint64_t used = sim_dom_used(ctx->dom);
     *total = sim->dom[ctx->dom].cuda_total;
@@ -175,9 +187,11 @@ static CUresult info(uint64_t *free_bytes, uint64_t *total) {
 }
 
 SIM_API(cuMemGetInfo_v2, (size_t *free, size_t *total), (free, total)) {
+    struct cu_ctx *ctx;
     uint64_t f, t;
-    CU_TRY(info(&f, &t));
+    CU_TRY(cu_current(&ctx));
     CU_ARG(free && total);
+    CU_TRY(info(ctx, &f, &t));
     *free = f;
     *total = t;
     return CUDA_SUCCESS;
@@ -188,9 +202,11 @@ static unsigned clamp32(uint64_t v) {
 }
 
 SIM_API(cuMemGetInfo, (unsigned *free, unsigned *total), (free, total)) {
+    struct cu_ctx *ctx;
     uint64_t f, t;
-    CU_TRY(info(&f, &t));
+    CU_TRY(cu_v1(&ctx));
     CU_ARG(free && total);
+    CU_TRY(info(ctx, &f, &t));
     *free = clamp32(f);
     *total = clamp32(t);
     return CUDA_SUCCESS;
@@ -224,6 +240,8 @@ bool cu_whole(CUdeviceptr p, CUdeviceptr *base, size_t *size) {
         return pool_piece(rec, p, base, size);
     if (rec->kind == R_RESERVED)
         return vmm_piece(rec, p, base, size);
+    if (rec->kind == R_GRAPH && !graph_ptr_live(rec))
+        return false;
     *base = rec->base;
     *size = rec->size;
     return true;

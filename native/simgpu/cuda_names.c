@@ -2,7 +2,7 @@
 #include "sim_cuda.h"
 
 /* The self names are hidden aliases, so the answer is our own export whatever is preloaded. */
-#define N(base, since, symbol)                                                                     \
+#define N(base, since, symbol) \
     extern const char symbol##_self[] __attribute__((visibility("hidden")));
 #define P N
 #include "cuda_names.def"

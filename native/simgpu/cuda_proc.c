@@ -27,7 +27,8 @@ static const struct cu_name *choose(const char *base, int version, bool per_thre
     const struct cu_name *best = NULL;
     int driver = cu_driver_version();
     *known = false;
-    for (int i = first(base); i >= 0 && i < cu_names_count && strcmp(cu_names[i].base, base) == 0; i++) {
+    for (int i = first(base); i >= 0 && i < cu_names_count && strcmp(cu_names[i].base, base) == 0;
+         i++) {
         const struct cu_name *n = &cu_names[i];
         if (n->since > driver || sim_name_hidden(n->symbol) || (n->per_thread && !per_thread))
             continue;
@@ -45,8 +46,8 @@ static CUresult lookup(const char *symbol, void **pfn, int version, cuuint64_t f
                        CUdriverProcAddressQueryResult *status) {
     CU_ARG(symbol && pfn && flags <= CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);
     bool known;
-    const struct cu_name *n = choose(
-        symbol, version, flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &known);
+    const struct cu_name *n =
+        choose(symbol, version, flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &known);
     *pfn = n ? (void *)(uintptr_t)n->address : NULL;
     if (status)
         *status = n       ? CU_GET_PROC_ADDRESS_SUCCESS
@@ -62,8 +63,7 @@ SIM_API_NEW(cuGetProcAddress_v2,
     return lookup(symbol, pfn, cudaVersion, flags, symbolStatus);
 }
 
-SIM_API_NEW(cuGetProcAddress,
-            (const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags),
+SIM_API_NEW(cuGetProcAddress, (const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags),
             (symbol, pfn, cudaVersion, flags)) {
     return lookup(symbol, pfn, cudaVersion, flags, NULL);
 }

@@ -143,6 +143,24 @@ struct cu_rec *va_find(CUdeviceptr p) {
     return r && p >= r->base && p - r->base < (r->size ? r->size : 1) ? r : NULL;
 }
 
+/* Position: classes first, then low memory, then host memory. */
+struct cu_rec *va_next(size_t *at) {
+    size_t i = *at;
+    for (int k = 0; k < VA_CLASSES; k++) {
+        for (; i < classes[k].used; i++, ++*at)
+            if (classes[k].rec[i]) {
+                ++*at;
+                return classes[k].rec[i];
+            }
+        i -= classes[k].used;
+    }
+    if (i < n_host) {
+        ++*at;
+        return host[i];
+    }
+    return NULL;
+}
+
 long va_count(void) {
     return live;
 }

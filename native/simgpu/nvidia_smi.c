@@ -15,25 +15,25 @@
 #define MIB (1024ull * 1024ull)
 #define MAX_PROCS 1024
 
-#define CALLS(X)                                                                                   \
-    X(nvmlInit_v2)                                                                                 \
-    X(nvmlShutdown)                                                                                \
-    X(nvmlErrorString)                                                                             \
-    X(nvmlSystemGetDriverVersion)                                                                  \
-    X(nvmlSystemGetCudaDriverVersion_v2)                                                           \
-    X(nvmlSystemGetProcessName)                                                                    \
-    X(nvmlDeviceGetCount_v2)                                                                       \
-    X(nvmlDeviceGetHandleByIndex_v2)                                                               \
-    X(nvmlDeviceGetName)                                                                           \
-    X(nvmlDeviceGetUUID)                                                                           \
-    X(nvmlDeviceGetPciInfo_v3)                                                                     \
-    X(nvmlDeviceGetMemoryInfo_v2)                                                                  \
-    X(nvmlDeviceGetUtilizationRates)                                                               \
-    X(nvmlDeviceGetTemperature)                                                                    \
-    X(nvmlDeviceGetPowerUsage)                                                                     \
-    X(nvmlDeviceGetEnforcedPowerLimit)                                                             \
-    X(nvmlDeviceGetComputeRunningProcesses_v3)                                                     \
-    X(nvmlDeviceGetMigMode)                                                                        \
+#define CALLS(X)                               \
+    X(nvmlInit_v2)                             \
+    X(nvmlShutdown)                            \
+    X(nvmlErrorString)                         \
+    X(nvmlSystemGetDriverVersion)              \
+    X(nvmlSystemGetCudaDriverVersion_v2)       \
+    X(nvmlSystemGetProcessName)                \
+    X(nvmlDeviceGetCount_v2)                   \
+    X(nvmlDeviceGetHandleByIndex_v2)           \
+    X(nvmlDeviceGetName)                       \
+    X(nvmlDeviceGetUUID)                       \
+    X(nvmlDeviceGetPciInfo_v3)                 \
+    X(nvmlDeviceGetMemoryInfo_v2)              \
+    X(nvmlDeviceGetUtilizationRates)           \
+    X(nvmlDeviceGetTemperature)                \
+    X(nvmlDeviceGetPowerUsage)                 \
+    X(nvmlDeviceGetEnforcedPowerLimit)         \
+    X(nvmlDeviceGetComputeRunningProcesses_v3) \
+    X(nvmlDeviceGetMigMode)                    \
     X(nvmlDeviceGetMigDeviceHandleByIndex)
 #define DECLARE(name) static __typeof__(name) *p_##name;
 CALLS(DECLARE)
@@ -125,7 +125,9 @@ static void device_rows(const struct device *d) {
     row(text(a, sizeof a, " N/A  %3uC    P0    %9uW / %4uW ", temp, power / 1000, limit / 1000),
         text(b, sizeof b, " %22s ", memory),
         text(c, sizeof c, " %6u%%      Default ", d->util.gpu));
-    row("", "", has_mig ? (mig ? "              Enabled " : "             Disabled ") : "                  N/A ");
+    row("", "",
+        has_mig ? (mig ? "              Enabled " : "             Disabled ")
+                : "                  N/A ");
     printf("+-----------------------------------------+------------------------+-------------------"
            "---+\n");
 }
@@ -140,8 +142,9 @@ static void process_rows(unsigned devices) {
     static nvmlProcessInfo_t list[MAX_PROCS];
     unsigned shown = 0;
     char name[256], id[16];
-    printf("\n+-------------------------------------------------------------------------------------"
-           "----+\n");
+    printf(
+        "\n+-------------------------------------------------------------------------------------"
+        "----+\n");
     printf("| Processes:                                                                           "
            "   |\n");
     printf("|  GPU   GI   CI        PID   Type   Process name                              GPU "
@@ -165,8 +168,9 @@ static void process_rows(unsigned devices) {
     if (!shown)
         printf("|  No running processes found                                                      "
                "       |\n");
-    printf("+-----------------------------------------------------------------------------------------"
-           "+\n");
+    printf(
+        "+-----------------------------------------------------------------------------------------"
+        "+\n");
 }
 
 static void table(void) {
@@ -177,8 +181,9 @@ static void table(void) {
     p_nvmlSystemGetDriverVersion(driver, sizeof driver);
     p_nvmlSystemGetCudaDriverVersion_v2(&cuda);
     printf("%s       \n", stamp);
-    printf("+-----------------------------------------------------------------------------------------"
-           "+\n");
+    printf(
+        "+-----------------------------------------------------------------------------------------"
+        "+\n");
     printf("| NVIDIA-SMI %-22s Driver Version: %-14s CUDA Version: %2d.%-5d |\n", driver, driver,
            cuda / 1000, cuda % 1000 / 10);
     printf("|-----------------------------------------+------------------------+-------------------"
@@ -188,8 +193,9 @@ static void table(void) {
     row(" Fan  Temp   Perf          Pwr:Usage/Cap ", "           Memory-Usage ",
         " GPU-Util  Compute M. ");
     row("", "", "               MIG M. ");
-    printf("|=========================================+========================+===================="
-           "==|\n");
+    printf(
+        "|=========================================+========================+===================="
+        "==|\n");
     unsigned n = count();
     for (unsigned i = 0; i < n; i++) {
         struct device d;
@@ -351,7 +357,8 @@ int main(int argc, char **argv) {
         } else if (!strcmp(a, "-L") || !strcmp(a, "--list-gpus")) {
             mode = LIST;
         } else {
-            printf("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n");
+            printf(
+                "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n");
             return 2;
         }
     }

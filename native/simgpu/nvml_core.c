@@ -91,8 +91,7 @@ NV_API(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device), (uui
                : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-NV_API(nvmlDeviceGetHandleByUUIDV, (const nvmlUUID_t *uuid, nvmlDevice_t *device),
-       (uuid, device)) {
+NV_API(nvmlDeviceGetHandleByUUIDV, (const nvmlUUID_t *uuid, nvmlDevice_t *device), (uuid, device)) {
     NV_ARG(uuid && device);
     NV_CHECK(uuid->version == nvmlUUID_v1, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     if (uuid->type == NVML_UUID_TYPE_ASCII)
@@ -106,8 +105,7 @@ NV_API(nvmlDeviceGetHandleByUUIDV, (const nvmlUUID_t *uuid, nvmlDevice_t *device
     return NVML_ERROR_NOT_FOUND;
 }
 
-NV_API(nvmlDeviceGetHandleBySerial, (const char *serial, nvmlDevice_t *device),
-       (serial, device)) {
+NV_API(nvmlDeviceGetHandleBySerial, (const char *serial, nvmlDevice_t *device), (serial, device)) {
     NV_ARG(serial && device);
     for (uint32_t d = 0; d < sim->devs; d++)
         if (strcmp(sim->dom[d].serial, serial) == 0) {
@@ -178,8 +176,8 @@ NV_API(nvmlDeviceGetMigDeviceHandleByIndex,
     return NVML_ERROR_NOT_FOUND;
 }
 
-NV_API(nvmlDeviceGetDeviceHandleFromMigDeviceHandle,
-       (nvmlDevice_t migDevice, nvmlDevice_t *device), (migDevice, device)) {
+NV_API(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t migDevice, nvmlDevice_t *device),
+       (migDevice, device)) {
     NV_DEVICE(migDevice, dom);
     NV_ARG(device && dom->parent >= 0);
     *device = nv_handle((uint32_t)dom->parent);

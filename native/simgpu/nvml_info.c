@@ -126,8 +126,7 @@ NV_API(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t *memory
     return NVML_SUCCESS;
 }
 
-NV_API(nvmlDeviceGetBAR1MemoryInfo, (nvmlDevice_t device, nvmlBAR1Memory_t *bar1),
-       (device, bar1)) {
+NV_API(nvmlDeviceGetBAR1MemoryInfo, (nvmlDevice_t device, nvmlBAR1Memory_t *bar1), (device, bar1)) {
     NV_DEVICE(device, dom);
     NV_ARG(bar1 && dom);
     bar1->bar1Total = 256 * SIM_MIB;
@@ -175,12 +174,12 @@ NV_API(nvmlDeviceGetCudaComputeCapability, (nvmlDevice_t device, int *major, int
     return NVML_SUCCESS;
 }
 
-#define CONSTANT(name, type, value)                                                                \
-    NV_API(name, (nvmlDevice_t device, type * out), (device, out)) {                               \
-        NV_DEVICE(device, dom);                                                                    \
-        NV_ARG(out && dom);                                                                        \
-        *out = value;                                                                              \
-        return NVML_SUCCESS;                                                                       \
+#define CONSTANT(name, type, value)                                  \
+    NV_API(name, (nvmlDevice_t device, type * out), (device, out)) { \
+        NV_DEVICE(device, dom);                                      \
+        NV_ARG(out && dom);                                          \
+        *out = value;                                                \
+        return NVML_SUCCESS;                                         \
     }
 CONSTANT(nvmlDeviceGetComputeMode, nvmlComputeMode_t, NVML_COMPUTEMODE_DEFAULT)
 CONSTANT(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
@@ -208,7 +207,10 @@ NV_API(nvmlDeviceGetTemperature,
 
 static const char *driver_text(void) {
     int v = sim->driver;
-    return v >= 13000 ? "580.159.03" : v >= 12080 ? "570.133.20" : v >= 12000 ? "525.147.05" : "455.45.01";
+    return v >= 13000   ? "580.159.03"
+           : v >= 12080 ? "570.133.20"
+           : v >= 12000 ? "525.147.05"
+                        : "455.45.01";
 }
 
 NV_API(nvmlSystemGetDriverVersion, (char *version, unsigned length), (version, length)) {

@@ -174,10 +174,10 @@ static nvmlReturn_t fill(nvmlDevice_t device, unsigned *count, void *infos, int 
     return r;
 }
 
-#define LIST(name, type, version)                                                                  \
-    NV_API(name, (nvmlDevice_t device, unsigned *infoCount, type *infos),                          \
-           (device, infoCount, infos)) {                                                           \
-        return fill(device, infoCount, infos, version);                                            \
+#define LIST(name, type, version)                                         \
+    NV_API(name, (nvmlDevice_t device, unsigned *infoCount, type *infos), \
+           (device, infoCount, infos)) {                                  \
+        return fill(device, infoCount, infos, version);                   \
     }
 LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, 1)
 LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, 2)
@@ -189,8 +189,8 @@ LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, 0)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, 0)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t, 0)
 
-NV_API(nvmlDeviceGetRunningProcessDetailList,
-       (nvmlDevice_t device, nvmlProcessDetailList_t *plist), (device, plist)) {
+NV_API(nvmlDeviceGetRunningProcessDetailList, (nvmlDevice_t device, nvmlProcessDetailList_t *plist),
+       (device, plist)) {
     NV_DEVICE(device, dom);
     NV_ARG(plist);
     NV_CHECK(plist->version == nvmlProcessDetailList_v1, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
@@ -200,11 +200,11 @@ NV_API(nvmlDeviceGetRunningProcessDetailList,
     unsigned n = plist->mode == 0 ? (unsigned)list(dom, all, SIM_SLOTS) : 0;
     bool fits = plist->numProcArrayEntries >= n && (plist->procArray || !n);
     for (unsigned i = 0; fits && i < n; i++)
-        plist->procArray[i] = (nvmlProcessDetail_v1_t){.pid = all[i].pid,
-                                                       .usedGpuMemory = all[i].bytes,
-                                                       .gpuInstanceId = all[i].gpu_instance,
-                                                       .computeInstanceId =
-                                                           all[i].compute_instance};
+        plist->procArray[i] =
+            (nvmlProcessDetail_v1_t){.pid = all[i].pid,
+                                     .usedGpuMemory = all[i].bytes,
+                                     .gpuInstanceId = all[i].gpu_instance,
+                                     .computeInstanceId = all[i].compute_instance};
     plist->numProcArrayEntries = n;
     free(all);
     return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
@@ -227,15 +227,14 @@ NV_API(nvmlDeviceGetProcessUtilization,
     NV_CHECK(all, NVML_ERROR_MEMORY);
     unsigned n = (unsigned)list(dom, all, SIM_SLOTS), room = *count;
     uint64_t now = sim_now_us();
-    nvmlReturn_t r = n == 0 || lastSeen > now           ? NVML_ERROR_NOT_FOUND
+    nvmlReturn_t r = n == 0 || lastSeen > now          ? NVML_ERROR_NOT_FOUND
                      : utilization == NULL || room < n ? NVML_ERROR_INSUFFICIENT_SIZE
-                                                        : NVML_SUCCESS;
+                                                       : NVML_SUCCESS;
     for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++)
-        utilization[i] =
-            (nvmlProcessUtilizationSample_t){.pid = all[i].pid,
-                                             .timeStamp = now,
-                                             .smUtil = share(dom, n, false),
-                                             .memUtil = share(dom, n, true)};
+        utilization[i] = (nvmlProcessUtilizationSample_t){.pid = all[i].pid,
+                                                          .timeStamp = now,
+                                                          .smUtil = share(dom, n, false),
+                                                          .memUtil = share(dom, n, true)};
     *count = n;
     free(all);
     return r;
@@ -252,18 +251,16 @@ NV_API(nvmlDeviceGetProcessesUtilizationInfo,
     unsigned n = (unsigned)list(dom, all, SIM_SLOTS);
     bool fits = info->processSamplesCount >= n && (info->procUtilArray || !n);
     for (unsigned i = 0; fits && i < n; i++)
-        info->procUtilArray[i] =
-            (nvmlProcessUtilizationInfo_v1_t){.pid = all[i].pid,
-                                              .timeStamp = sim_now_us(),
-                                              .smUtil = share(dom, n, false),
-                                              .memUtil = share(dom, n, true)};
+        info->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){.pid = all[i].pid,
+                                                                   .timeStamp = sim_now_us(),
+                                                                   .smUtil = share(dom, n, false),
+                                                                   .memUtil = share(dom, n, true)};
     info->processSamplesCount = n;
     free(all);
     return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
-NV_API(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned length),
-       (pid, name, length)) {
+NV_API(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned length), (pid, name, length)) {
     char path[64], exe[256];
     NV_ARG(name && length);
     snprintf(path, sizeof path, "/proc/%u/exe", pid);

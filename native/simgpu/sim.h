@@ -58,6 +58,8 @@ struct sim_slot {
 
 enum sim_obj_state { SIM_OBJ_FREE = 0, SIM_OBJ_CLAIMED = 1, SIM_OBJ_LIVE = 2 };
 
+enum sim_shared_kind { SIM_SHARED_IPC = 1, SIM_SHARED_VMM, SIM_SHARED_POOL };
+
 /* Memory that outlives its maker: IPC, shareable handles, exported pools. */
 struct sim_shared {
     _Atomic uint32_t state; /* sim_obj_state */

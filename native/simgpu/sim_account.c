@@ -8,11 +8,15 @@
 #include <unistd.h>
 
 #ifndef F_OFD_SETLK
+#define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
 #endif
 
 #define LOCK_SHARED ((1ll << 40) + 65536)
 #define SETTLE_US 2000 /* how long the lowest slot waits for others that are undecided */
+
+/* A process holds an object once, however often it refers to it. */
+static uint32_t local_refs[SIM_OBJS];
 
 static uint64_t shared_bytes(uint32_t dom) {
     uint64_t sum = 0;
@@ -40,15 +44,42 @@ uint64_t sim_dom_used(uint32_t dom) {
     return sum;
 }
 
+static bool holds(struct sim_shared *s, int slot) {
+    return slot >= 0 && (atomic_load(&s->holders[slot / 64]) >> (slot % 64) & 1);
+}
+
+static int lowest_holder(struct sim_shared *s) {
+    for (int i = 0; i < SIM_SLOTS; i++)
+        if (holds(s, i))
+            return i;
+    return -1;
+}
+
+/* Measured: the maker shows the bytes while it holds them; then nobody while a descriptor is
+ * open, then an importer. An imported pool is never shown. */
+static int shown_by(int index) {
+    struct sim_shared *s = &sim->shared[index];
+    int owner = atomic_load(&s->owner);
+    if (holds(s, owner))
+        return owner;
+    if (s->kind == SIM_SHARED_POOL)
+        return -1;
+    int fd = sim_open();
+    struct flock l = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SHARED + index, .l_len = 1};
+    bool open_fd = fd >= 0 && fcntl(fd, F_OFD_GETLK, &l) == 0 && l.l_type != F_UNLCK;
+    if (fd >= 0)
+        close(fd);
+    return open_fd ? -1 : lowest_holder(s);
+}
+
 uint64_t sim_slot_used(uint32_t dom, int slot) {
     uint64_t sum = atomic_load(&sim->used[dom][slot]);
     uint32_t high = atomic_load(&sim->objs_high);
-    for (uint32_t o = 0; o < high; o++) {
-        struct sim_shared *s = &sim->shared[o];
-        if (atomic_load(&s->state) == SIM_OBJ_LIVE && s->dom == dom &&
-            (atomic_load(&s->holders[slot / 64]) >> (slot % 64) & 1))
-            sum += atomic_load(&s->bytes);
-    }
+    for (uint32_t o = 0; o < high; o++)
+        if (atomic_load(&sim->shared[o].state) == SIM_OBJ_LIVE && sim->shared[o].dom == dom &&
+            shown_by((int)o) == slot)
+            sum += atomic_load(&sim->shared[o].bytes);
     return sum;
 }
 
@@ -121,10 +152,8 @@ void sim_give_managed(uint32_t dom, uint64_t bytes) {
 }
 
 static int lock_shared(int fd, int index, short type) {
-    struct flock l = {.l_type = type,
-                      .l_whence = SEEK_SET,
-                      .l_start = LOCK_SHARED + index,
-                      .l_len = 1};
+    struct flock l = {
+        .l_type = type, .l_whence = SEEK_SET, .l_start = LOCK_SHARED + index, .l_len = 1};
     return fcntl(fd, F_OFD_SETLK, &l) < 0 ? -errno : 0;
 }
 
@@ -164,6 +193,7 @@ int sim_share(uint32_t dom, uint64_t bytes, uint32_t kind) {
             ;
         atomic_store(&s->state, SIM_OBJ_LIVE);
         sim_give(dom, bytes);
+        local_refs[o] = 1;
         return o;
     }
     return -1;
@@ -176,8 +206,10 @@ bool sim_hold(int index, uint64_t gen) {
     uint64_t bit = 1ull << (sim_self % 64);
     uint64_t before = atomic_fetch_or(&s->holders[sim_self / 64], bit);
     for (int tries = 0; tries < 1000; tries++) {
-        if (atomic_load(&s->state) == SIM_OBJ_LIVE && (!gen || atomic_load(&s->gen) == gen))
+        if (atomic_load(&s->state) == SIM_OBJ_LIVE && (!gen || atomic_load(&s->gen) == gen)) {
+            local_refs[index]++;
             return true;
+        }
         sched_yield();
     }
     if (!(before & bit))
@@ -200,6 +232,8 @@ static void free_unheld(int fd, int index) {
 
 void sim_drop(int index) {
     struct sim_shared *s = &sim->shared[index];
+    if (local_refs[index] && --local_refs[index])
+        return;
     atomic_fetch_and(&s->holders[sim_self / 64], ~(1ull << (sim_self % 64)));
     int fd = held(s) ? -1 : sim_open();
     if (fd < 0)

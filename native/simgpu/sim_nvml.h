@@ -10,27 +10,27 @@
  * while the library is initialised and not made to fail; NV_FREE runs always. */
 #define NV_API(name, params, args) NV_DEFINE(name, params, args, nv_ready())
 #define NV_FREE(name, params, args) NV_DEFINE(name, params, args, NVML_SUCCESS)
-#define NV_DEFINE(name, params, args, ready)                                                       \
-    nvmlReturn_t name##_body params;                                                               \
-    SIM_EXPORT nvmlReturn_t name params {                                                          \
-        int fault = SIM_UNLIKELY(sim_trace_on) ? sim_trace_enter(#name) : -1;                      \
-        nvmlReturn_t result = fault >= 0 ? (nvmlReturn_t)fault : ready;                            \
-        if (fault < 0 && result == NVML_SUCCESS)                                                   \
-            result = name##_body args;                                                             \
-        if (SIM_UNLIKELY(sim_trace_on))                                                            \
-            sim_trace_leave(#name, (long)result);                                                  \
-        return result;                                                                             \
-    }                                                                                              \
+#define NV_DEFINE(name, params, args, ready)                                  \
+    nvmlReturn_t name##_body params;                                          \
+    SIM_EXPORT nvmlReturn_t name params {                                     \
+        int fault = SIM_UNLIKELY(sim_trace_on) ? sim_trace_enter(#name) : -1; \
+        nvmlReturn_t result = fault >= 0 ? (nvmlReturn_t)fault : ready;       \
+        if (fault < 0 && result == NVML_SUCCESS)                              \
+            result = name##_body args;                                        \
+        if (SIM_UNLIKELY(sim_trace_on))                                       \
+            sim_trace_leave(#name, (long)result);                             \
+        return result;                                                        \
+    }                                                                         \
     nvmlReturn_t name##_body params
 
-#define NV_CHECK(condition, error)                                                                 \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            return error;                                                                          \
+#define NV_CHECK(condition, error) \
+    do {                           \
+        if (!(condition))          \
+            return error;          \
     } while (0)
 #define NV_ARG(condition) NV_CHECK(condition, NVML_ERROR_INVALID_ARGUMENT)
-#define NV_DEVICE(device, dom)                                                                     \
-    struct sim_dom *dom = nv_dom(device);                                                          \
+#define NV_DEVICE(device, dom)            \
+    struct sim_dom *dom = nv_dom(device); \
     NV_ARG(dom)
 
 nvmlReturn_t nv_ready(void);

@@ -81,8 +81,18 @@ static CUresult begin_tight(struct request *r, uint64_t worst, uint64_t limit) {
     return pool_announce(r->pool, worst);
 }
 
-/* A step is small and rarely taken: where there is room it is charged when it is there, and undone
- * when others were faster. More than a step is charged ahead. */
+/* Room that is left to others who may be taking a step right now, unseen: four threads in each
+ * process. */
+static uint64_t margin(const struct request *r) {
+    uint64_t operations = __atomic_load_n(&r->pool->device->operations, __ATOMIC_RELAXED);
+    uint64_t own = (uint32_t)operations - (uint32_t)(operations >> 32);
+    uint32_t others =
+        __atomic_load_n(&vgpu_core_ext(r->process->core)->slot_high, __ATOMIC_RELAXED);
+    return (own + 4 * (uint64_t)others) * POOL_STEP;
+}
+
+/* A step is small and rarely taken: with room enough it is charged when it is there, and undone should
+ * it not fit. Everything else is charged ahead. */
 static CUresult request_begin(struct request *r) {
     struct device *device = r->pool->device;
     uint64_t worst = pool_steps(r->bytes);
@@ -90,14 +100,14 @@ static CUresult request_begin(struct request *r) {
     CUresult result = device->index < 0 ? NO_MEMORY : CUDA_SUCCESS;
     r->credit = 0;
     operation_begin(device);
-    if (result == CUDA_SUCCESS && limit) {
-        if (r->last || !fits(r, worst, limit)) {
-            result = r->last ? pool_announce(r->pool, worst) : begin_tight(r, worst, limit);
-            r->credit = r->last ? worst : r->credit;
-        } else if (worst > POOL_STEP) {
+    if (result == CUDA_SUCCESS && limit &&
+        (r->last || worst > POOL_STEP || !fits(r, worst + margin(r), limit))) {
+        if (r->last || fits(r, worst, limit)) {
             r->last = true;
             r->credit = worst;
             result = pool_announce(r->pool, worst);
+        } else {
+            result = begin_tight(r, worst, limit);
         }
     }
     if (result != CUDA_SUCCESS)
@@ -121,10 +131,20 @@ static CUresult request_end(struct request *r, CUresult result) {
     return result != CUDA_SUCCESS ? result : answer;
 }
 
-/* What the driver keeps of an undone call (its stream is busy) stays charged. True: once more, charged
- * ahead. */
+/* Freed memory goes back at a synchronisation only. One that would wait is not ours to make, so
+ * what a busy stream keeps stays charged until the program synchronises. */
+static void flush(CUstream stream) {
+    CUstreamCaptureMode mode = capture_relax();
+    if (real.cuStreamQuery && real.cuStreamSynchronize &&
+        CALL_REAL(cuStreamQuery, stream) == CUDA_SUCCESS)
+        (void)CALL_REAL(cuStreamSynchronize, stream);
+    capture_restore(mode);
+}
+
+/* The pointer was freed again. True: once more, charged ahead. */
 static bool request_undone(struct request *r, CUresult answer) {
     bool again = !r->last && answer == NO_MEMORY;
+    flush(r->stream);
     pool_trim(r->pool);
     (void)pool_settle(r->pool, &r->credit, true);
     operation_end(r->pool->device);

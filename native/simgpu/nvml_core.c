@@ -9,6 +9,7 @@
 static _Atomic int refs;
 static _Atomic uint64_t first_init;
 static uint64_t fail_after_us;
+static uint32_t devices;       /* none after an initialisation that attaches to none */
 static char handles[SIM_DOMS]; /* a handle is the address of its domain's byte */
 
 uint64_t nv_init_time(void) {
@@ -42,12 +43,12 @@ nvmlReturn_t nv_text(const char *text, char *out, unsigned length) {
 }
 
 NV_FREE(nvmlInitWithFlags, (unsigned flags), (flags)) {
-    (void)flags;
     NV_CHECK(sim || sim_attach(false) == 0, NVML_ERROR_DRIVER_NOT_LOADED);
     if (atomic_fetch_add(&refs, 1) == 0) {
         const char *after = getenv("SIMGPU_NVML_FAIL_AFTER");
         fail_after_us = after && *after ? (uint64_t)(atof(after) * 1e6) : 0;
         atomic_store(&first_init, sim_now_us());
+        devices = flags & NVML_INIT_FLAG_NO_ATTACH ? 0 : sim->doms;
     }
     return NVML_SUCCESS;
 }
@@ -61,7 +62,7 @@ NV_FREE(nvmlShutdown, (void), ()) {
 
 NV_API(nvmlDeviceGetCount_v2, (unsigned *deviceCount), (deviceCount)) {
     NV_ARG(deviceCount);
-    *deviceCount = sim->devs;
+    *deviceCount = devices ? sim->devs : 0;
     return NVML_SUCCESS;
 }
 
@@ -70,7 +71,7 @@ NV_API(nvmlDeviceGetCount, (unsigned *deviceCount), (deviceCount)) {
 }
 
 NV_API(nvmlDeviceGetHandleByIndex_v2, (unsigned index, nvmlDevice_t *device), (index, device)) {
-    NV_ARG(device && index < sim->devs);
+    NV_ARG(device && index < sim->devs && devices);
     *device = nv_handle(index);
     return NVML_SUCCESS;
 }
@@ -81,7 +82,7 @@ NV_API(nvmlDeviceGetHandleByIndex, (unsigned index, nvmlDevice_t *device), (inde
 
 NV_API(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device), (uuid, device)) {
     NV_ARG(uuid && device);
-    for (uint32_t d = 0; d < sim->doms; d++)
+    for (uint32_t d = 0; d < devices; d++)
         if (strcasecmp(sim->dom[d].uuid_text, uuid) == 0) {
             *device = nv_handle(d);
             return NVML_SUCCESS;
@@ -97,7 +98,7 @@ NV_API(nvmlDeviceGetHandleByUUIDV, (const nvmlUUID_t *uuid, nvmlDevice_t *device
     if (uuid->type == NVML_UUID_TYPE_ASCII)
         return nvmlDeviceGetHandleByUUID_body(uuid->value.str, device);
     NV_ARG(uuid->type == NVML_UUID_TYPE_BINARY);
-    for (uint32_t d = 0; d < sim->doms; d++)
+    for (uint32_t d = 0; d < devices; d++)
         if (memcmp(sim->dom[d].uuid, uuid->value.bytes, sizeof sim->dom[d].uuid) == 0) {
             *device = nv_handle(d);
             return NVML_SUCCESS;
@@ -107,7 +108,7 @@ NV_API(nvmlDeviceGetHandleByUUIDV, (const nvmlUUID_t *uuid, nvmlDevice_t *device
 
 NV_API(nvmlDeviceGetHandleBySerial, (const char *serial, nvmlDevice_t *device), (serial, device)) {
     NV_ARG(serial && device);
-    for (uint32_t d = 0; d < sim->devs; d++)
+    for (uint32_t d = 0; d < sim->devs && devices; d++)
         if (strcmp(sim->dom[d].serial, serial) == 0) {
             *device = nv_handle(d);
             return NVML_SUCCESS;
@@ -123,7 +124,7 @@ NV_API(nvmlDeviceGetHandleByPciBusId_v2, (const char *pciBusId, nvmlDevice_t *de
         a = 0;
         NV_ARG(sscanf(pciBusId, "%x:%x", &b, &c) == 2);
     }
-    for (uint32_t d = 0; d < sim->devs; d++)
+    for (uint32_t d = 0; d < sim->devs && devices; d++)
         if (sim->dom[d].pci_domain == a && sim->dom[d].pci_bus == b &&
             sim->dom[d].pci_device == c) {
             *device = nv_handle(d);

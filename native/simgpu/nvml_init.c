@@ -7,5 +7,5 @@ NV_FREE(nvmlInit_v2, (void), ()) {
 }
 
 NV_FREE(nvmlInit, (void), ()) {
-    return nvmlInitWithFlags(0);
+    return nvmlInit_v2();
 }

@@ -226,7 +226,12 @@ static CUresult launch_begin(struct launch *l, CUfunction function, CUstream str
     why &= LAUNCH_UNSETTLED | LAUNCH_LOCAL | LAUNCH_LAZY;
     struct process *process = why ? enter() : NULL;
     uint64_t context = 0;
-    if (!process || process->mode != MODE_ON || !launching_context(&context, stream))
+    if (!process || process->mode != MODE_ON)
+        return CUDA_SUCCESS;
+    /* Kernels that are never launched may keep the reason up: others shall not pay for that. */
+    if (why == LAUNCH_LOCAL && launch_local_need(process, function) <= LOCAL_DEFAULT)
+        return CUDA_SUCCESS;
+    if (!launching_context(&context, stream))
         return CUDA_SUCCESS;
     l->device = device_of(process, context);
     if (!l->device)

@@ -4,9 +4,10 @@
     bench/bench.py                     on the simulated GPU
     bench/bench.py --gpu real          on the driver the system (or LD_LIBRARY_PATH) has
 
-The three arms run in rounds, each round forth and back (ABC CBA), because a machine's speed drifts; a row
-gives the medians over the rounds, their ratio to the bare arm, and that ratio's range over the rounds. Needs
-Python and a C compiler, nothing installed. Prints a table, writes bench/results.json.
+The three arms run in rounds, each round forth and back (ABC CBA), because a machine's speed drifts; a pass
+takes the quickest of a few short batches. A row gives the medians over the rounds, their ratio to the bare
+arm, and that ratio's range over the rounds. Needs Python and a C compiler, nothing installed. Prints a table,
+writes bench/results.json.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Bench:
         return done.stdout
 
     def start_time(self, arm: str, command: list[str], times: int) -> float:
-        """Nanoseconds from the start of a program to its end, the median of several."""
+        """Nanoseconds from the start of a program to its end, the quickest of several."""
         env, spent = self.environment(arm), []
         for _ in range(times):
             began = time.perf_counter_ns()
@@ -116,7 +117,7 @@ class Bench:
             spent.append(time.perf_counter_ns() - began)
             if status:
                 raise BenchError(f"{arm}: {command[0]} ended with status {status}")
-        return statistics.median(spent)
+        return min(spent)
 
     def once(self, arm: str) -> dict[str, float]:
         """One pass over everything in one arm."""
@@ -127,7 +128,7 @@ class Bench:
             for line in self.run(arm, "first").splitlines():
                 name, _, value = line.rpartition(" ")
                 firsts.setdefault(name, []).append(float(value))
-        found |= {name: statistics.median(values) for name, values in firsts.items()}
+        found |= {name: min(values) for name, values in firsts.items()}
         for line in self.run(arm, "calls", str(self.options.seconds), str(OVER)).splitlines():
             name, _, value = line.rpartition(" ")
             if name == "control":

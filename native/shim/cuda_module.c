@@ -228,6 +228,23 @@ CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
     return result;
 }
 
+CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int numFunctions,
+                                    CUmodule mod) {
+    NEED_CUDA(cuModuleEnumerateFunctions);
+    struct process *process = enter();
+    struct vgpu_entry module = {.aux = 0};
+    unsigned int count = 0;
+    if (!process || process->mode != MODE_ON || !real.cuModuleGetFunctionCount)
+        return real.cuModuleEnumerateFunctions(functions, numFunctions, mod);
+    CUresult result = CALL_REAL(cuModuleEnumerateFunctions, functions, numFunctions, mod);
+    if (result != CUDA_SUCCESS || CALL_REAL(cuModuleGetFunctionCount, &count, mod) != CUDA_SUCCESS)
+        return result;
+    (void)vgpu_ledger_get(process->ledger, ENTRY_MODULE, key_of(mod), &module);
+    for (unsigned int i = 0; i < count && i < numFunctions; i++)
+        cufunction_seen(process, functions[i], module.aux ? module.aux : key_of(mod));
+    return result;
+}
+
 /* ---- libraries ------------------------------------------------------------------------------ */
 
 static bool is_lazy(void) {
@@ -366,6 +383,20 @@ CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *na
     CUresult result = CALL_REAL(cuLibraryGetKernel, pKernel, library, name);
     if (result == CUDA_SUCCESS)
         cukernel_seen(process, *pKernel, key_of(library));
+    return result;
+}
+
+CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int numKernels, CUlibrary lib) {
+    NEED_CUDA(cuLibraryEnumerateKernels);
+    struct process *process = enter();
+    unsigned int count = 0;
+    if (!process || process->mode != MODE_ON || !real.cuLibraryGetKernelCount)
+        return real.cuLibraryEnumerateKernels(kernels, numKernels, lib);
+    CUresult result = CALL_REAL(cuLibraryEnumerateKernels, kernels, numKernels, lib);
+    if (result != CUDA_SUCCESS || CALL_REAL(cuLibraryGetKernelCount, &count, lib) != CUDA_SUCCESS)
+        return result;
+    for (unsigned int i = 0; i < count && i < numKernels; i++)
+        cukernel_seen(process, kernels[i], key_of(lib));
     return result;
 }
 

@@ -70,9 +70,9 @@ def test_memory_nodes_and_captures_are_charged_at_the_launch(
 {GRAPHS}
 {CASES[case]}
 unchanged("instantiate", lambda: ok(call("cuGraphInstantiateWithFlags", C.byref(instance), graph, u64(0))))
-before = charged()
+before = held()
 launch()
-print(charged() - before >> 20, charged() == held())
+print(held() - before >> 20, charged() == held())
 """
     assert _run(run_client, sim_env(preload=True, limit="4g"), code) == "320 True\n"
 

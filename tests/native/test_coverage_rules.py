@@ -110,12 +110,31 @@ def get():
     ok(call("cuLibraryGetKernel", C.byref(kernel), library, b"work"))
 def enumerate():
     ok(call("cuLibraryEnumerateKernels", C.byref(kernel), u32(1), library))
+def module():
+    module = ptr()
+    ok(call("cuModuleLoadData", C.byref(module), image))
+    ok(call("cuModuleEnumerateFunctions", C.byref(kernel), u32(1), module))
 def launch():
     ok(call("cuLaunchKernel", kernel, *[u32(1)] * 6, u32(0), None, None, None))
+class KernelNode(C.Structure):
+    _fields_ = [("function", ptr), ("sizes", u32 * 7), ("arguments", ptr), ("extra", ptr), ("kernel", ptr),
+                ("context", ptr)]
+def graph():
+    get()
+    graph, node, instance = ptr(), ptr(), ptr()
+    p = KernelNode(sizes=(1, 1, 1, 1, 1, 1, 0), kernel=kernel)
+    ok(call("cuGraphCreate", C.byref(graph), u32(0)))
+    ok(call("cuGraphAddKernelNode_v2", C.byref(node), graph, None, size_t(0), C.byref(p)))
+    ok(call("cuGraphInstantiateWithFlags", C.byref(instance), graph, u64(0)))
+    ok(call("cuGraphLaunch", instance, None))
+def load():
+    get()
+    ok(call("cuKernelGetFunction", C.byref(function), kernel))
+    ok(call("cuFuncLoad", function))
 """
 
 
-@pytest.mark.parametrize("find", ["get", "enumerate"])
+@pytest.mark.parametrize("find", ["get", "enumerate", "graph", "load"])
 def test_a_lazy_image_is_charged_whatever_call_loads_it(
     sim_env: SimEnv, run_client: RunClient, find: str
 ) -> None:
@@ -131,7 +150,7 @@ print(held() - before >> 20, charged() == held())
     assert _run(run_client, sim_env(preload=True, limit="2g"), code) == "64 True\n"
 
 
-@pytest.mark.parametrize("find", ["get", "enumerate"])
+@pytest.mark.parametrize("find", ["get", "enumerate", "module"])
 def test_local_memory_is_refused_however_the_kernel_was_found(
     sim_env: SimEnv, run_client: RunClient, find: str
 ) -> None:

@@ -185,6 +185,20 @@ def test_errors_are_the_drivers_own(sim_env: SimEnv, run_client: RunClient) -> N
     assert (shimmed.stdout, shimmed.stderr) == (bare.stdout, bare.stderr)
 
 
+FAULTS = {
+    "nvmlDeviceGetUUID:*:999": [0, LIMIT, LIMIT, 0, 0, LIMIT, LIMIT, 0, 0],
+    "nvmlDeviceGetIndex:*:999,nvmlDeviceGetMemoryInfo_v2:*:3": [0, CARD, None, None, 3, 0, 0, 0, 0],
+    "nvmlDeviceGetMemoryInfo:1:999": [999, 0, 0, 0, 0, LIMIT, LIMIT, 0, 0],
+}
+
+
+@pytest.mark.parametrize("faults", FAULTS)
+def test_each_failing_call_of_nvml_is_passed_on(sim_env: SimEnv, run_client: RunClient, faults: str) -> None:
+    """A failing figure is the driver's error; without an index the figure is the driver's (B046)."""
+    figures = _read(run_client, sim_env(preload=True, limit="4147m", SIMGPU_FAULTS=faults))
+    assert [got for got, due in zip(figures, FAULTS[faults], strict=True) if due not in (None, got)] == []
+
+
 def test_the_limit_holds_when_nvml_fails(sim_env: SimEnv, run_client: RunClient) -> None:
     """NVML that starts to answer 999 is passed on, and allocations stay limited (B126)."""
     code = """

@@ -8,8 +8,7 @@
 
 static void *found_default, *found_next, *found_malloc;
 
-__attribute__((constructor(101))) static void early(void)
-{
+__attribute__((constructor(101))) static void early(void) {
     found_default = dlsym(RTLD_DEFAULT, "cuInit");
     found_next = dlsym(RTLD_NEXT, "cuInit");
     found_malloc = dlsym(RTLD_NEXT, "malloc");
@@ -17,8 +16,7 @@ __attribute__((constructor(101))) static void early(void)
 
 static pthread_barrier_t barrier;
 
-static void *race(void *unused)
-{
+static void *race(void *unused) {
     int count = -1;
     (void)unused;
     pthread_barrier_wait(&barrier);
@@ -30,12 +28,12 @@ static void *race(void *unused)
     return count == 1 ? NULL : "wrong count";
 }
 
-int main(void)
-{
+int main(void) {
     pthread_t threads[4];
     void *said;
     int wrong = 0;
-    printf("%d %d %d\n", found_default != NULL, found_next != NULL, found_malloc == dlsym(RTLD_NEXT, "malloc"));
+    printf("%d %d %d\n", found_default != NULL, found_next != NULL,
+           found_malloc == dlsym(RTLD_NEXT, "malloc"));
     pthread_barrier_init(&barrier, NULL, 4);
     for (int i = 0; i < 4; i++)
         pthread_create(&threads[i], NULL, race, NULL);

@@ -7,8 +7,7 @@
 
 int interposed;
 
-int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes)
-{
+int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
     static int (*next)(unsigned long long *, size_t);
     if (!next)
         next = (int (*)(unsigned long long *, size_t))dlsym(RTLD_NEXT, "cuMemAlloc_v2");
@@ -16,8 +15,7 @@ int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes)
     return next ? next(pointer, bytes) : -1;
 }
 
-void *malloc(size_t bytes)
-{
+void *malloc(size_t bytes) {
     static void *(*first)(size_t), *(*second)(size_t);
     if (!second) {
         first = (void *(*)(size_t))dlsym(RTLD_NEXT, "malloc");
@@ -26,10 +24,9 @@ void *malloc(size_t bytes)
     return first == second ? first(bytes) : NULL;
 }
 
-#define LOOKALIKE(name, value)                                                                     \
-    int name(void)                                                                                 \
-    {                                                                                              \
-        return value;                                                                              \
+#define LOOKALIKE(name, value) \
+    int name(void) {           \
+        return value;          \
     }
 LOOKALIKE(cudnnCreate, 1)
 LOOKALIKE(cublasCreate_v2, 2)

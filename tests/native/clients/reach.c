@@ -26,8 +26,7 @@ static const char *way;
 static void *driver;
 
 /* `base` is the name for cuGetProcAddress, `symbol` the one the library exports. */
-static void *find(const char *base, const char *symbol)
-{
+static void *find(const char *base, const char *symbol) {
     void *address = NULL;
     if (strcmp(way, "dlsym") == 0)
         address = dlsym(driver, symbol);
@@ -43,14 +42,14 @@ static void *find(const char *base, const char *symbol)
         ((proc2_function *)dlsym(driver, "cuGetProcAddress_v2"))(base, &address, 12000, 0, NULL);
     else if (strcmp(way, "self") == 0) {
         void *proc = NULL;
-        ((proc2_function *)dlsym(driver, "cuGetProcAddress_v2"))("cuGetProcAddress", &proc, 12000, 0, NULL);
+        ((proc2_function *)dlsym(driver, "cuGetProcAddress_v2"))("cuGetProcAddress", &proc, 12000,
+                                                                 0, NULL);
         ((proc2_function *)proc)(base, &address, 12000, 0, NULL);
     }
     return address;
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     void *context;
     unsigned long long pointer;
     way = count > 1 ? arguments[1] : "";

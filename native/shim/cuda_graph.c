@@ -19,12 +19,10 @@ static uint64_t exec_key(CUgraphExec exec, const struct device *device) {
 
 /* ---- around a call that takes it --------------------------------------------------------------- */
 
-static bool could_fit(const struct graph_plan *plan, const struct graph_part *part) {
-    uint64_t limit = process_limit(plan->process, part->device);
-    uint64_t used = vgpu_used(plan->process->core, part->device->index);
-    uint64_t graphs = __atomic_load_n(&part->pool->charged, __ATOMIC_RELAXED);
-    uint64_t beside = used > graphs ? used - graphs : 0;
-    return part->largest <= limit && beside <= limit - part->largest;
+/* Were all other graph memory used again. */
+static bool could_fit(const struct graph_part *part) {
+    uint64_t charged = __atomic_load_n(&part->pool->charged, __ATOMIC_RELAXED);
+    return pool_fits(part->pool, part->largest > charged ? part->largest - charged : 0);
 }
 
 /* After the call, or instead of it. `undo`: what is not in use goes back first. */
@@ -38,20 +36,36 @@ static void plan_end(struct graph_plan *plan, int count, bool undo) {
     }
 }
 
-static CUresult plan_begin(struct graph_plan *plan) {
+/* `sure`: only what is charged ahead. */
+static CUresult part_begin(struct graph_part *part, bool sure) {
+    struct pool *pool = part->pool;
+    if (part->device->index < 0)
+        return NO_MEMORY;
+    bool fits = pool_fits(pool, part->bytes);
+    part->tight = !fits && !sure && could_fit(part);
+    if (part->tight)
+        return CUDA_SUCCESS;
+    if (!fits)
+        (void)pools_refresh(pool->process, part->device, true);
+    if (sure && !pool_fits(pool, part->bytes))
+        return NO_MEMORY; /* counted as refused by the first try */
+    CUresult result = pool_announce(pool, part->bytes);
+    part->credit = result == CUDA_SUCCESS ? part->bytes : 0;
+    return result;
+}
+
+static CUresult plan_begin(struct graph_plan *plan, bool sure) {
+    plan->tight = false;
     for (int i = 0; i < plan->parts; i++) {
         struct graph_part *part = &plan->part[i];
         part->credit = 0;
-        part->tight = false;
         part->trims = __atomic_load_n(&part->device->trims, __ATOMIC_ACQUIRE);
         operation_begin(part->device);
-        if (part->device->index >= 0 && pool_announce(part->pool, part->bytes) == CUDA_SUCCESS) {
-            part->credit = part->bytes;
-        } else if (part->device->index >= 0 && could_fit(plan, part)) {
-            part->tight = plan->tight = true;
-        } else {
+        CUresult result = part_begin(part, sure);
+        plan->tight |= part->tight;
+        if (result != CUDA_SUCCESS) {
             plan_end(plan, i + 1, false);
-            return NO_MEMORY;
+            return result;
         }
     }
     return CUDA_SUCCESS;
@@ -141,7 +155,7 @@ static CUresult instantiate_begin(struct instantiation *i, struct process *proce
     CUresult result = graph_read(&i->plan, process, graph);
     if (result == CUDA_SUCCESS)
         result = graph_local_begin(&i->plan);
-    if (result == CUDA_SUCCESS && upload && (result = plan_begin(&i->plan)))
+    if (result == CUDA_SUCCESS && upload && (result = plan_begin(&i->plan, false)))
         graph_local_end(&i->plan, result);
     return result;
 }
@@ -293,20 +307,31 @@ static void plan_launched(const struct graph_plan *plan, CUgraphExec exec) {
 
 typedef CUresult graph_call(CUgraphExec exec, CUstream stream);
 
-/* A launch cannot be undone, an upload can: where it is not sure to fit, the upload goes first. */
+/* Uploads, which can be undone. */
+static CUresult upload_begun(struct graph_plan *plan, graph_call *upload, CUgraphExec exec,
+                             CUstream stream) {
+    inside++;
+    CUresult result = upload ? upload(exec, stream) : NO_MEMORY;
+    inside--;
+    return result == CUDA_SUCCESS ? plan_check(plan) : result;
+}
+
+/* A launch cannot be undone: where it is not sure to fit, an upload goes first. When that takes too
+ * much, all is trimmed and the whole charged ahead, for what it is worth. */
 static CUresult launch_planned(struct graph_plan *plan, graph_call *launch, graph_call *upload,
                                CUgraphExec exec, CUstream stream) {
-    CUresult result = plan_begin(plan);
+    CUresult result = plan_begin(plan, false);
+    if (result == CUDA_SUCCESS && plan->tight) {
+        result = upload_begun(plan, upload, exec, stream);
+        if (result != CUDA_SUCCESS)
+            plan_end(plan, plan->parts, true);
+        if (result == NO_MEMORY)
+            result = plan_begin(plan, true);
+    }
     if (result != CUDA_SUCCESS)
         return result;
     inside++;
-    if (plan->tight || launch == upload) {
-        result = upload ? upload(exec, stream) : NO_MEMORY;
-        if (result == CUDA_SUCCESS)
-            result = plan_check(plan);
-    }
-    if (result == CUDA_SUCCESS && launch != upload)
-        result = launch(exec, stream);
+    result = launch(exec, stream);
     inside--;
     plan_end(plan, plan->parts, result != CUDA_SUCCESS);
     if (result == CUDA_SUCCESS)

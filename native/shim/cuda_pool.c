@@ -57,16 +57,12 @@ struct request {
     bool last; /* charged ahead for the worst: no further try */
 };
 
-static bool fits(struct request *r, uint64_t bytes, uint64_t limit) {
-    return bytes <= limit && vgpu_used(r->process->core, r->pool->device->index) <= limit - bytes;
-}
-
 /* The quota has no room for the worst growth. What the pool holds unused may still do: then only the
  * rest is charged ahead, and the call undone should the driver not have used it. */
-static CUresult begin_tight(struct request *r, uint64_t worst, uint64_t limit) {
+static CUresult begin_tight(struct request *r, uint64_t worst) {
     uint64_t unused = pool_unused(r->pool);
     uint64_t least = r->bytes > unused ? pool_steps(r->bytes - unused) : 0;
-    if (least < worst && fits(r, least, limit)) {
+    if (least < worst && pool_fits(r->pool, least)) {
         if (least == 0)
             return CUDA_SUCCESS;
         if (pool_announce(r->pool, least) == CUDA_SUCCESS) {
@@ -101,13 +97,13 @@ static CUresult request_begin(struct request *r) {
     r->credit = 0;
     operation_begin(device);
     if (result == CUDA_SUCCESS && limit &&
-        (r->last || worst > POOL_STEP || !fits(r, worst + margin(r), limit))) {
-        if (r->last || fits(r, worst, limit)) {
+        (r->last || worst > POOL_STEP || !pool_fits(r->pool, worst + margin(r)))) {
+        if (r->last || pool_fits(r->pool, worst)) {
             r->last = true;
             r->credit = worst;
             result = pool_announce(r->pool, worst);
         } else {
-            result = begin_tight(r, worst, limit);
+            result = begin_tight(r, worst);
         }
     }
     if (result != CUDA_SUCCESS)

@@ -290,14 +290,22 @@ uint64_t pool_unused(const struct pool *pool) {
     return reserved > used ? reserved - used : 0;
 }
 
+/* The driver counts graph memory as used also after its graph freed it, so only a try tells. */
+static void trim_graph(struct pool *pool) {
+    uint64_t before = 0, after = 0;
+    if (!real.cuDeviceGraphMemTrim || pool_reserved(pool, &before) != CUDA_SUCCESS || before == 0)
+        return;
+    (void)CALL_REAL(cuDeviceGraphMemTrim, pool->device->ordinal);
+    if (pool_reserved(pool, &after) != CUDA_SUCCESS || after < before)
+        __atomic_fetch_add(&pool->device->trims, 1, __ATOMIC_ACQ_REL);
+}
+
 void pool_trim(struct pool *pool) {
     CUstreamCaptureMode mode = capture_relax();
-    if (pool->kind != POOL_GRAPH) {
+    if (pool->kind == POOL_GRAPH)
+        trim_graph(pool);
+    else
         (void)CALL_REAL(cuMemPoolTrimTo, pool->handle, 0);
-    } else if (real.cuDeviceGraphMemTrim) {
-        __atomic_fetch_add(&pool->device->trims, 1, __ATOMIC_ACQ_REL);
-        (void)CALL_REAL(cuDeviceGraphMemTrim, pool->device->ordinal);
-    }
     capture_restore(mode);
 }
 
@@ -314,14 +322,29 @@ static void set_charged(struct pool *pool, uint64_t bytes) {
     __atomic_store_n(&pool->charged, bytes, __ATOMIC_RELEASE);
 }
 
+/* Graph memory that was uploaded and not launched yet would be trimmed by a refusal. */
 CUresult pool_announce(struct pool *pool, uint64_t bytes) {
-    CUresult result = charge(pool->process, pool->device, bytes, VGPU_KIND_DATA);
+    struct process *process = pool->process;
+    CUresult result;
+    if (pool->kind != POOL_GRAPH)
+        result = charge(process, pool->device, bytes, VGPU_KIND_DATA);
+    else
+        result = vgpu_charge(process->core, pool->device->index, bytes, VGPU_KIND_DATA)
+                     ? CUDA_ERROR_OUT_OF_MEMORY
+                     : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS) {
-        lock(pool->process);
+        lock(process);
         pool->credits += bytes;
-        unlock(pool->process);
+        unlock(process);
     }
     return result;
+}
+
+bool pool_fits(const struct pool *pool, uint64_t bytes) {
+    struct process *process = pool->process;
+    uint64_t limit = process_limit(process, pool->device);
+    return limit == 0 ||
+           (bytes <= limit && vgpu_used(process->core, pool->device->index) <= limit - bytes);
 }
 
 /* Under pool_lock. Growth is first taken for that of the calls which charged ahead; what they
@@ -357,6 +380,8 @@ CUresult pool_settle(struct pool *pool, uint64_t *credit, bool force) {
         lock(pool->process);
         CUresult result = settle_locked(pool, *credit, force, &excess);
         unlock(pool->process);
+        if (result == CUDA_SUCCESS && excess == 0)
+            *credit = 0;
         if (result != CUDA_SUCCESS || excess == 0)
             return result;
         result = pool_announce(pool, excess);
@@ -407,7 +432,8 @@ uint64_t pools_refresh(struct process *process, struct device *device, bool trim
     for (; pool; pool = pool->next) {
         if (!hold(process, device, pool))
             continue;
-        if (trim && __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) && pool_unused(pool))
+        if (trim && __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) &&
+            (pool->kind == POOL_GRAPH || pool_unused(pool)))
             pool_trim(pool);
         back += refresh_held(process, pool);
     }

@@ -55,6 +55,8 @@ CUresult pool_reserved(const struct pool *pool, uint64_t *bytes);
 uint64_t pool_unused(const struct pool *pool);
 void pool_trim(struct pool *pool);
 
+/* Whether a charge would pass now: a look, no promise. */
+bool pool_fits(const struct pool *pool, uint64_t bytes);
 /* Charges ahead of a call; CUDA_ERROR_OUT_OF_MEMORY when refused. */
 CUresult pool_announce(struct pool *pool, uint64_t bytes);
 /* After the call: charges what the pool grew, gives back what was charged ahead in excess. When

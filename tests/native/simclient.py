@@ -1,13 +1,16 @@
 """ctypes client of the CUDA driver and NVML, for tests that run in processes of their own.
 
-Every call returns the raw result as an int, or (result, value, ...) when it has outputs; `ok()` unwraps such an
-answer and raises on a failure. Works on the simulated GPU and on a real one: libraries come from the loader's path.
+Every call returns the raw result as an int, or (result, value, ...) when it has outputs; `ok()` unwraps
+such an answer and raises on a failure. Works on the simulated GPU and on a real one: libraries come from
+the loader's path.
 
     from simclient import *
     init(0)                      # cuInit, primary context of device 0 made current
     p = ok(alloc(3 << 20))       # -> pointer; CudaError on failure
     expect(2, alloc(1 << 60))    # AssertionError unless the result is 2
     ok(free(p))
+
+Pools, mappings, arrays, modules, streams and graphs are in simclient_calls and come with this module.
 """
 
 from __future__ import annotations
@@ -268,3 +271,7 @@ def sim_process_used(pid: int, index: int = 0) -> int:
 def sim_live_objects() -> int:
     cu.simgpu_live_objects.restype = C.c_long
     return int(cu.simgpu_live_objects())
+
+
+from simclient_calls import *  # noqa: E402, F403  (needs the names above)
+from simclient_graphs import *  # noqa: E402, F403

@@ -27,9 +27,7 @@ def _run(run_client: RunClient, env: dict[str, str], code: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2])
-def test_a_captured_allocation_takes_nothing(
-    sim_env: SimEnv, run_client: RunClient, mode: int
-) -> None:
+def test_a_captured_allocation_takes_nothing(sim_env: SimEnv, run_client: RunClient, mode: int) -> None:
     """An allocation that becomes a graph node is not charged and leaves the capture valid (B172)."""
     code = f"""
 ok(capture_begin(s, {mode}))
@@ -86,9 +84,7 @@ for mode in (0, 1, 2):
     assert (done.stdout, done.stderr) == (bare.stdout, "")
 
 
-def test_refusals_and_reports_leave_a_capture_valid(
-    sim_env: SimEnv, run_client: RunClient
-) -> None:
+def test_refusals_and_reports_leave_a_capture_valid(sim_env: SimEnv, run_client: RunClient) -> None:
     """Trimming pools for a refusal, and cuMemGetInfo, are harmless to a capture of the same thread (B172)."""
     code = """
 ok(threshold(default_pool(), 2**64 - 1))

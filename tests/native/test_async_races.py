@@ -65,9 +65,7 @@ def run(seeds, steps):
 """
 
 
-def test_threads_of_one_process_converge(
-    sim_env: SimEnv, run_client: RunClient, tmp_path: Path
-) -> None:
+def test_threads_of_one_process_converge(sim_env: SimEnv, run_client: RunClient, tmp_path: Path) -> None:
     """Threads that grow and free pools at once end with the driver's figure, never above the limit (B046)."""
     code = """
 run(range(6), 800)
@@ -103,7 +101,7 @@ def test_processes_share_one_quota(sim_env: SimEnv, tmp_path: Path) -> None:
 
 
 def test_one_of_two_that_cannot_both_fit_wins(sim_env: SimEnv) -> None:
-    """Two processes ask for more than half of the room at the same moment: one is granted, each time (B040)."""
+    """Two processes ask for more than half of the room at once: one is granted, each time (B040)."""
     code = """
 import sys
 from simclient import *

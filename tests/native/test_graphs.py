@@ -1,4 +1,4 @@
-"""Memory nodes of executable graphs are charged from their first launch until a trim, on the simulated GPU."""
+"""Memory nodes of graphs are charged from their first launch until a trim, on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ctypes as C
 from simclient import *
 from poolcalls import *
 ctx = init(0)
-s = stream()
+s, P = stream(), '_ptsz'
 base()
 """
 
@@ -32,7 +32,7 @@ INSTANTIATE = {
 
 
 @pytest.mark.parametrize("way", INSTANTIATE)
-@pytest.mark.parametrize("start", ["launch(e, s)", "launch(e, s, '_ptsz')", "upload(e, s)", "upload(e, s, '_ptsz')"])
+@pytest.mark.parametrize("start", ["launch(e, s)", "launch(e, s, P)", "upload(e, s)", "upload(e, s, P)"])
 def test_a_memory_node_is_charged_from_launch_to_trim(
     sim_env: SimEnv, run_client: RunClient, way: str, start: str
 ) -> None:
@@ -54,9 +54,7 @@ assert same() == 0
 
 
 @pytest.mark.parametrize("flags", [0, 1])
-def test_graphs_that_keep_memory_end_at_the_limit(
-    sim_env: SimEnv, run_client: RunClient, flags: int
-) -> None:
+def test_graphs_that_keep_memory_end_at_the_limit(sim_env: SimEnv, run_client: RunClient, flags: int) -> None:
     """Eight graphs of one allocation each: launches past the limit are refused, frees succeed (B007)."""
     code = f"""
 made = each(8, lambda _: graph_of(64 * MIB, free=False))
@@ -104,9 +102,7 @@ for _ in range(3):
     _run(run_client, sim_env(preload=True, limit="1g"), code)
 
 
-def test_nodes_that_follow_each_other_need_not_all_fit(
-    sim_env: SimEnv, run_client: RunClient
-) -> None:
+def test_nodes_that_follow_each_other_need_not_all_fit(sim_env: SimEnv, run_client: RunClient) -> None:
     """A graph whose allocations use the same memory one after another is granted what it really takes."""
     code = """
 g = graph_new()
@@ -160,9 +156,7 @@ assert same() == 224
     _run(run_client, sim_env(preload=True, limit="1g"), code)
 
 
-def test_a_captured_allocation_is_charged_at_the_launch(
-    sim_env: SimEnv, run_client: RunClient
-) -> None:
+def test_a_captured_allocation_is_charged_at_the_launch(sim_env: SimEnv, run_client: RunClient) -> None:
     """Allocations captured from a stream are memory nodes like others (B172)."""
     code = """
 ok(capture_begin(s))

@@ -24,9 +24,7 @@ def _run(run_client: RunClient, env: dict[str, str], code: str) -> str:
 
 @pytest.mark.parametrize("pool", ["default_pool()", "ok(pool_create())"])
 @pytest.mark.parametrize("version", ["", "_ptsz"])
-def test_a_pool_is_charged_in_steps(
-    sim_env: SimEnv, run_client: RunClient, pool: str, version: str
-) -> None:
+def test_a_pool_is_charged_in_steps(sim_env: SimEnv, run_client: RunClient, pool: str, version: str) -> None:
     """What a pool reserves is charged, not what was asked, until a synchronisation gives it back (B003)."""
     code = f"""
 p = {pool}
@@ -68,9 +66,7 @@ ok(pool_destroy(p))
 
 
 @pytest.mark.parametrize("size", [1, 20, 33, 200])
-def test_the_default_pool_never_passes_the_limit(
-    sim_env: SimEnv, run_client: RunClient, size: int
-) -> None:
+def test_the_default_pool_never_passes_the_limit(sim_env: SimEnv, run_client: RunClient, size: int) -> None:
     """With a release threshold that keeps everything, allocations stop at the limit (B005)."""
     code = f"""
 import os
@@ -98,9 +94,7 @@ assert same() == 0
     _run(run_client, sim_env(preload=True, limit="2g"), code)
 
 
-def test_a_refusal_does_not_reach_the_driver(
-    sim_env: SimEnv, run_client: RunClient, tmp_path: Path
-) -> None:
+def test_a_refusal_does_not_reach_the_driver(sim_env: SimEnv, run_client: RunClient, tmp_path: Path) -> None:
     """What cannot fit is answered without the driver, and counted as a refusal (B005)."""
     log = tmp_path / "calls"
     code = """
@@ -129,9 +123,7 @@ assert same() == 0
     _run(run_client, sim_env(preload=True, limit="1g"), code)
 
 
-def test_reserved_memory_is_used_when_the_quota_is_full(
-    sim_env: SimEnv, run_client: RunClient
-) -> None:
+def test_reserved_memory_is_used_when_the_quota_is_full(sim_env: SimEnv, run_client: RunClient) -> None:
     """A request that the pool can serve from what it holds is granted at a full quota."""
     code = """
 ok(threshold(default_pool(), 2**64 - 1))
@@ -174,9 +166,7 @@ assert ask() == 0
         _run(run_client, sim_env(preload=True, limit="1g"), code.replace("{how}", how))
 
 
-def test_a_pool_pointer_freed_at_once_is_given_back(
-    sim_env: SimEnv, run_client: RunClient
-) -> None:
+def test_a_pool_pointer_freed_at_once_is_given_back(sim_env: SimEnv, run_client: RunClient) -> None:
     """cuMemFree of a stream-ordered pointer, and the other way round, leave no charge (B047)."""
     code = """
 at = ok(alloc_async(100 * MIB, s))

@@ -35,7 +35,7 @@ ASKED = [
 def test_a_failing_call_leaves_no_memory_uncounted(
     sim_env: SimEnv, run_client: RunClient, name: str, nth: int | str
 ) -> None:
-    """Each driver call of a pool body fails in turn: what is granted is charged, the rest given back (B046)."""
+    """Each driver call of a pool body fails in turn: what is granted is charged, no more (B046)."""
     code = """
 def used():
     result, free, total = mem_info()

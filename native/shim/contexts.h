@@ -1,6 +1,22 @@
 #pragma once
 #include "process.h"
 
+/* The driver is going to say so itself: not initialised, no such device. */
+bool context_hopeless(CUdevice dev);
+
+/* Before the first context on a device. Under its context_lock. */
+void context_meet(struct process *process, struct device *device);
+
+/* Charges for a context that is about to be made, and counts it. */
+CUresult birth_begin(struct taking *t, struct process *process, struct device *device,
+                     uint64_t bytes);
+/* It was not made, or was undone. */
+void birth_failed(struct device *device);
+/* It was: records what a lone first one took, for the processes after this. */
+void context_measure(struct process *process, struct device *device);
+void context_enter(struct process *process, struct device *device, CUcontext context,
+                   uint64_t bytes);
+
 /* What ends with a context, taken out of the ledger before the driver ends it: its addresses may
  * be another context's at once. */
 struct doomed {
@@ -22,3 +38,8 @@ void pending_give_back(struct process *process, struct device *device, uint64_t 
 
 /* The device has no context left, so no stream. */
 void streams_forget(struct process *process, struct device *device);
+
+/* Gives back all that is known to have been in a context that the driver ended. Ends the operation
+ * that doomed_begin was in. */
+void context_death(struct doomed *d, struct process *process, struct device *device,
+                   const struct vgpu_entry *context);

@@ -351,7 +351,11 @@ CUresult process_current(struct device **device, struct process *process) {
     if (result != CUDA_SUCCESS)
         return result;
     *device = process_device(process, ordinal);
-    return *device ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (!*device)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (UNLIKELY(__atomic_load_n(&(*device)->contexts, __ATOMIC_RELAXED) == 0))
+        context_adopt(process, *device);
+    return CUDA_SUCCESS;
 }
 
 uint64_t process_limit(struct process *process, struct device *device) {

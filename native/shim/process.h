@@ -190,6 +190,8 @@ CUresult estimate_charge(struct process *process, struct device *device, uint64_
 void estimate_give_back(struct process *process, struct device *device, uint64_t bytes);
 /* Settles after the driver gave back what was estimated as `bytes`. */
 void settle_less(struct process *process, struct device *device, uint64_t bytes);
+/* The same for what the driver took already. */
+void estimate_forced(struct process *process, struct device *device, uint64_t bytes);
 /* Where the device has no context left nothing is held beyond the ledger: NVML lists nobody
  * without one. False, and nothing done, where there is one. */
 bool estimate_clear(struct process *process, struct device *device);
@@ -211,6 +213,10 @@ CUresult taking_end(struct taking *t, CUresult result, bool force);
 void taking_undone(struct taking *t);
 /* Ends without a settle: the estimate stays where the driver said success. */
 void taking_keep(struct taking *t, CUresult result);
+
+/* The thread's context is on a device where we saw none being made: the runtime has other ways to
+ * the driver. It is charged as found. */
+void context_adopt(struct process *process, struct device *device);
 
 /* Before this process's first context on a device: whoever NVML lists under our id is not us. */
 void settle_foreign(struct process *process, struct device *device);

@@ -356,6 +356,13 @@ void taking_undone(struct taking *t) {
         estimate_give_back(t->process, t->device, t->bytes);
 }
 
+void estimate_forced(struct process *process, struct device *device, uint64_t bytes) {
+    pthread_mutex_lock(&process->settle_lock);
+    charge_forced(process, device, bytes, VGPU_KIND_CONTEXT);
+    device->other += bytes;
+    pthread_mutex_unlock(&process->settle_lock);
+}
+
 bool estimate_clear(struct process *process, struct device *device) {
     pthread_mutex_lock(&process->settle_lock);
     bool none = __atomic_load_n(&device->contexts, __ATOMIC_ACQUIRE) == 0;

@@ -18,8 +18,18 @@ bool context_hopeless(CUdevice dev) {
            result == CUDA_ERROR_NO_DEVICE || result == CUDA_ERROR_INVALID_DEVICE;
 }
 
+int context_primary_active(CUdevice dev) {
+    unsigned int flags;
+    int active = 0;
+    if (!real.cuDevicePrimaryCtxGetState ||
+        CALL_REAL(cuDevicePrimaryCtxGetState, dev, &flags, &active) != CUDA_SUCCESS)
+        return -1;
+    return active != 0;
+}
+
 void context_meet(struct process *process, struct device *device) {
-    if (!device->met)
+    /* One that was made unseen is listed rightly. */
+    if (!device->met && context_primary_active(device->ordinal) != 1 && !context_current())
         settle_foreign(process, device);
     device->met = true;
 }

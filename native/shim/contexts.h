@@ -4,6 +4,9 @@
 /* The driver is going to say so itself: not initialised, no such device. */
 bool context_hopeless(CUdevice dev);
 
+/* 1 active, 0 not, -1 the driver does not say. */
+int context_primary_active(CUdevice dev);
+
 /* Before the first context on a device. Under its context_lock. */
 void context_meet(struct process *process, struct device *device);
 

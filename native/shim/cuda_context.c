@@ -16,16 +16,6 @@ static uint64_t key_of(const void *handle) {
 
 /* ---- primary -------------------------------------------------------------------------------- */
 
-/* 1 active, 0 not, -1 the driver does not say. */
-static int primary_active(CUdevice dev) {
-    unsigned int flags;
-    int active = 0;
-    if (!real.cuDevicePrimaryCtxGetState ||
-        CALL_REAL(cuDevicePrimaryCtxGetState, dev, &flags, &active) != CUDA_SUCCESS)
-        return -1;
-    return active != 0;
-}
-
 static int primary_entry(struct process *process, const struct device *device,
                          struct vgpu_entry *primary, struct vgpu_entry *context) {
     if (vgpu_ledger_get(process->ledger, ENTRY_PRIMARY, (uint64_t)device->ordinal, primary))
@@ -83,7 +73,7 @@ static void adopt_current(struct process *process, struct device *device) {
     CUdevice dev = device->ordinal;
     uint64_t current = context_current();
     bool known = vgpu_ledger_get(process->ledger, ENTRY_PRIMARY, (uint64_t)dev, &primary) == 0;
-    if (primary_active(dev) == 1 && real.cuDevicePrimaryCtxRetain &&
+    if (context_primary_active(dev) == 1 && real.cuDevicePrimaryCtxRetain &&
         CALL_REAL(cuDevicePrimaryCtxRetain, &context, dev) == CUDA_SUCCESS) {
         release_primary(dev);
         adopt(process, device, context);
@@ -150,7 +140,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
     if (!device || process->mode != MODE_ON)
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&device->context_lock);
-    int active = primary_active(dev);
+    int active = context_primary_active(dev);
     if (active < 0)
         active = primary_known(process, device);
     CUresult result =
@@ -189,7 +179,7 @@ static CUresult ending_end(struct ending *e, CUresult result, int step) {
     uint64_t left = 1;
     if (result == CUDA_SUCCESS && step)
         left = primary_count(e->process, e->device, NULL, step);
-    int active = result == CUDA_SUCCESS ? primary_active(e->device->ordinal) : 1;
+    int active = result == CUDA_SUCCESS ? context_primary_active(e->device->ordinal) : 1;
     if (active < 0)
         active = step && left > 0;
     if (!e->context.key || active) {

@@ -100,3 +100,17 @@ ok(alloc(180 * MIB))
 same()
 """,
     )
+
+
+def test_an_unseen_context_is_no_stranger(sim_env: SimEnv, run_client: RunClient, sim_dir: Path) -> None:
+    """A context made after an unseen one does not take NVML's figure of ours for another process's (B125)."""
+    _run(
+        run_client,
+        sim_env(preload=True, limit="1g"),
+        sim_dir,
+        """
+direct("cuCtxCreate_v2", C.addressof(context), 0, 0)
+init()
+assert same() == 2 * CONTEXT
+""",
+    )

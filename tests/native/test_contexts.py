@@ -208,7 +208,7 @@ def test_a_small_quota_holds_a_context_that_nobody_measured(sim_env: SimEnv, run
 
 
 def test_without_nvml_the_estimate_stays(sim_env: SimEnv, run_client: RunClient, tmp_path: Path) -> None:
-    """Where NVML lists no processes the estimates of contexts are charged, given back, and so marked (B125)."""
+    """Where NVML lists no processes the estimates are charged, given back, and so marked (B125)."""
     faults = "nvmlDeviceGetComputeRunningProcesses_v3:*:3"
     _run(
         run_client,

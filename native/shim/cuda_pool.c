@@ -54,7 +54,8 @@ struct request {
     uint64_t bytes;
     uint64_t credit;
     CUstream stream;
-    bool last; /* charged ahead for the worst: no further try */
+    bool last;  /* charged ahead for the worst: no further try */
+    bool tight; /* there was no room for the worst */
 };
 
 /* The quota has no room for the worst growth. What the pool holds unused may still do: then only the
@@ -70,6 +71,7 @@ static CUresult begin_tight(struct request *r, uint64_t worst) {
             return CUDA_SUCCESS;
         }
     }
+    r->tight = false;
     if (is_capturing(r->stream))
         return CUDA_SUCCESS;
     r->last = true;
@@ -95,6 +97,7 @@ static CUresult request_begin(struct request *r) {
     uint64_t limit = process_limit(r->process, device);
     CUresult result = device->index < 0 ? NO_MEMORY : CUDA_SUCCESS;
     r->credit = 0;
+    r->tight = false;
     operation_begin(device);
     if (result == CUDA_SUCCESS && limit &&
         (r->last || worst > POOL_STEP || !pool_fits(r->pool, worst + margin(r)))) {
@@ -103,6 +106,7 @@ static CUresult request_begin(struct request *r) {
             r->credit = worst;
             result = pool_announce(r->pool, worst);
         } else {
+            r->tight = true;
             result = begin_tight(r, worst);
         }
     }
@@ -115,13 +119,16 @@ static CUresult request_begin(struct request *r) {
  * calls request_undone. */
 static CUresult request_end(struct request *r, CUresult result) {
     uint64_t reserved = 0;
-    if (LIKELY(result == CUDA_SUCCESS && r->credit == 0 &&
+    if (LIKELY(result == CUDA_SUCCESS && r->credit == 0 && !r->tight &&
                pool_reserved(r->pool, &reserved) == CUDA_SUCCESS &&
                reserved == __atomic_load_n(&r->pool->charged, __ATOMIC_ACQUIRE))) {
         operation_end(r->pool->device);
         return result;
     }
     CUresult answer = pool_settle(r->pool, &r->credit, result != CUDA_SUCCESS);
+    /* It may lie in what another thread is about to give back. */
+    if (r->tight && answer == CUDA_SUCCESS && !pool_fits(r->pool, 0))
+        answer = NO_MEMORY;
     if (result != CUDA_SUCCESS || answer == CUDA_SUCCESS)
         operation_end(r->pool->device);
     return result != CUDA_SUCCESS ? result : answer;

@@ -17,7 +17,7 @@ BUILD_REQUIRES = $$($(PY) -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
 
 C_FILES = $(wildcard native/*/*.c native/*/*.h)
-TOOLS = gcc libc6-dev binutils debootstrap qemu-user-static
+TOOLS = gcc libc6-dev binutils strace qemu-user-static
 PY_FILES = $(wildcard isolator/*.py isolator/*/*.py native/*.py)
 
 .PHONY: help setup tools build demo test test-gpu bench sanitize fuzz lint format clean

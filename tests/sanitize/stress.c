@@ -49,20 +49,24 @@ static void run(int threads)
         pthread_join(ids[i], NULL);
 }
 
-/* The shim's account of this process against the simulator's, both in bytes. */
-static int compare(const char *who)
+static void rest(void)
 {
-    size_t free, total;
-    nvmlDevice_t on;
-    nvmlMemory_t memory;
-    extern uint64_t simgpu_process_used(int pid, int nvml_index);
     must("trim", cuDeviceGraphMemTrim(device));
     must("stack", cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024));
     must("sync", cuCtxSynchronize());
-    must("info", cuMemGetInfo(&free, &total));
+}
+
+/* The container's account, by both surfaces, against the simulator's, while all of it is at rest. */
+static int compare(const char *who)
+{
+    size_t free_, total;
+    nvmlDevice_t on;
+    nvmlMemory_t memory;
+    extern uint64_t simgpu_device_used(int nvml_index);
+    must("info", cuMemGetInfo(&free_, &total));
     if (nvmlInit() || nvmlDeviceGetHandleByIndex(0, &on) || nvmlDeviceGetMemoryInfo(on, &memory))
         return 1;
-    uint64_t truth = simgpu_process_used((int)getpid(), 0), ours = total - free;
+    uint64_t truth = simgpu_device_used(0), ours = total - free_;
     printf("%s: granted %ld refused %ld other %ld, account %llu, simulator %llu, nvml %llu\n", who, granted,
            refused, other, (unsigned long long)ours, (unsigned long long)truth, memory.used);
     return ours != truth || memory.used != ours || granted == 0 || refused == 0;
@@ -70,19 +74,25 @@ static int compare(const char *who)
 
 int main(int arguments, char **argument)
 {
-    int threads = arguments > 1 ? atoi(argument[1]) : 4, status = 0, bad = 0;
+    int threads = arguments > 1 ? atoi(argument[1]) : 4, status = 0, bad = 0, rested[2];
     double seconds = arguments > 2 ? atof(argument[2]) : 5;
+    char word = 0;
+    if (pipe(rested))
+        return 5;
     pid_t child = fork();
     until = now() + seconds;
     must("start", start(0));
     run(threads);
+    rest();
     if (child == 0) {
-        bad = compare("child");
+        bad = read(rested[0], &word, 1) != 1 || compare("child");
         fflush(stdout);
         _exit(bad);
     }
+    bad = write(rested[1], &word, 1) != 1;
     waitpid(child, &status, 0);
-    bad = compare("parent") || status;
+    usleep(100000); /* the dead are looked for every 50 ms */
+    bad |= compare("parent") || status;
     must("release", cuDevicePrimaryCtxRelease(device));
     return bad;
 }

@@ -161,3 +161,7 @@ void block_drop(struct cu_rec *rec) {
     unlist(rec->ctx, rec->block);
     free(rec->block);
 }
+
+long block_pieces(const struct cu_rec *rec) {
+    return rec->block->pieces;
+}

@@ -107,18 +107,6 @@ int cu_dev_of_dom(uint32_t dom) {
     return -1;
 }
 
-SIM_EXPORT long simgpu_live_objects(void);
-
-/* For tests: allocations of any kind plus handles, contexts included. */
-long simgpu_live_objects(void) {
-    cu_lock();
-    long n = va_count();
-    for (int k = 0; k < K_MAX; k++)
-        n += cu_handle_count((enum cu_kind)k);
-    cu_unlock();
-    return n;
-}
-
 int cu_stub(const char *name);
 
 /* The answer of an export without behaviour. */

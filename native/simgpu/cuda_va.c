@@ -18,7 +18,6 @@ static struct va_class classes[VA_CLASSES];
 static struct cu_rec *low[LOW_SLOTS];
 static struct cu_rec **host; /* sorted by address */
 static size_t n_host, cap_host;
-static long live;
 
 static bool grow(void *array, uint32_t *cap, uint32_t need, size_t item) {
     if (need <= *cap)
@@ -51,7 +50,6 @@ bool va_take(struct cu_rec *rec, size_t size) {
     c->rec[slot] = rec;
     rec->base = VA_BASE + ((uint64_t)k << VA_CLASS_BITS) + ((uint64_t)slot << (21 + k));
     rec->owned_va = true;
-    live++;
     return true;
 }
 
@@ -65,7 +63,6 @@ bool va_take_low(struct cu_rec *rec, size_t size) {
             low[j] = rec;
         rec->base = LOW_BASE + (uint64_t)(i + 1 - need) * SIM_GRANULE;
         rec->owned_va = true;
-        live++;
         return true;
     }
     return false;
@@ -74,7 +71,6 @@ bool va_take_low(struct cu_rec *rec, size_t size) {
 void va_put(struct cu_rec *rec) {
     if (!rec->owned_va)
         return;
-    live--;
     rec->owned_va = false;
     if (rec->base < VA_BASE) {
         for (uint32_t i = 0; i < LOW_SLOTS; i++)
@@ -115,7 +111,6 @@ void va_host_add(struct cu_rec *rec) {
     memmove(host + at + 1, host + at, (n_host - at) * sizeof *host);
     host[at] = rec;
     n_host++;
-    live++;
 }
 
 void va_host_del(struct cu_rec *rec) {
@@ -124,7 +119,6 @@ void va_host_del(struct cu_rec *rec) {
         return;
     memmove(host + at - 1, host + at, (n_host - at) * sizeof *host);
     n_host--;
-    live--;
 }
 
 struct cu_rec *va_find(CUdeviceptr p) {
@@ -159,8 +153,4 @@ struct cu_rec *va_next(size_t *at) {
         return host[i];
     }
     return NULL;
-}
-
-long va_count(void) {
-    return live;
 }

@@ -176,7 +176,6 @@ void va_host_add(struct cu_rec *rec);
 void va_host_del(struct cu_rec *rec);
 struct cu_rec *va_find(CUdeviceptr p); /* the record that covers p, or NULL */
 struct cu_rec *va_next(size_t *at);    /* all records, host ones included */
-long va_count(void);
 
 struct cu_device {
     uint32_t dom;
@@ -260,6 +259,7 @@ CUresult block_alloc(struct cu_ctx *ctx, int group, size_t bytes, CUdeviceptr *o
 bool block_piece(struct cu_rec *rec, CUdeviceptr p, CUdeviceptr *base, size_t *size);
 bool block_free(struct cu_rec *rec, CUdeviceptr p);
 void block_drop(struct cu_rec *rec);
+long block_pieces(const struct cu_rec *rec);
 
 /* cuda_stream.c, cuda_capture.c */
 struct cu_capture {

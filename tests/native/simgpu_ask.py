@@ -43,7 +43,12 @@ class Client:
     """A client that stays, to be asked one question after another: `client("ok(alloc(4096))")`."""
 
     def __init__(self, env: Mapping[str, str], start: str = "init()", **options: Any) -> None:
-        loop = "\nfor line in sys.stdin:\n    try: say(eval(line))\n    except Exception as e: say(repr(e))\n"
+        loop = """
+say("ready")
+for line in sys.stdin:
+    try: say(eval(line))
+    except Exception as e: say(repr(e))
+"""
         self.process = subprocess.Popen(
             [sys.executable, "-c", source(start) + loop],
             env=dict(env),
@@ -52,6 +57,7 @@ class Client:
             text=True,
             **options,
         )
+        assert self.process.stdout and self.process.stdout.readline() == '"ready"\n'
 
     def __call__(self, expression: str) -> Any:
         assert self.process.stdin and self.process.stdout

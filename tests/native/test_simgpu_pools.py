@@ -83,7 +83,8 @@ def test_a_destroyed_pool_lives_until_its_last_allocation(h200: dict[str, str]) 
         gone = grow(pool_destroy, pool); back = ok(current_pool()) == ok(default_pool())
         say(held, gone, back, pool_attr(pool, "used")[0], alloc_from(pool, 1)[0],
             pool_destroy(ok(default_pool())))
-        ok(free_async(b)); one = grow(stream_sync); ok(free_async(a)); say(one, grow(stream_sync), sim_live_objects())
+        ok(free_async(b)); one = grow(stream_sync); ok(free_async(a))
+        say(one, grow(stream_sync), sim_live_objects())
     """
     # The context, and the default pool that was asked for.
     assert ask(h200, code) == [[224, 0, True, 1, 1, 1], [-96, -128, 2]]

@@ -249,7 +249,8 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *phGraphExec, CUgraph hGr
 CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
     NEED_CUDA(cuGraphExecDestroy);
     struct process *process = enter();
-    if (!process || process->mode != MODE_ON || !(launch_reasons & LAUNCH_GRAPH))
+    if (!process || process->mode != MODE_ON ||
+        !(__atomic_load_n(&launch_reasons, __ATOMIC_RELAXED) & LAUNCH_GRAPH))
         return real.cuGraphExecDestroy(hGraphExec);
     return exec_destroy(process, hGraphExec);
 }
@@ -259,8 +260,8 @@ CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
 /* Still holds what its last launch took, as far as anybody can know. */
 static bool is_resident(const struct graph_part *part, const struct vgpu_entry *entry) {
     uint64_t reserved = 0;
-    return entry->aux == (uint64_t)part->device->trims + 1 && !part->keeps &&
-           pool_reserved(part->pool, &reserved) == CUDA_SUCCESS &&
+    return entry->aux == (uint64_t)__atomic_load_n(&part->device->trims, __ATOMIC_ACQUIRE) + 1 &&
+           !part->keeps && pool_reserved(part->pool, &reserved) == CUDA_SUCCESS &&
            reserved == __atomic_load_n(&part->pool->charged, __ATOMIC_ACQUIRE);
 }
 
@@ -355,7 +356,7 @@ static CUresult launch_slow(graph_call *launch, graph_call *upload, CUgraphExec 
     struct graph_plan plan;
     if (!process || process->mode != MODE_ON)
         return launch(exec, stream);
-    bool unsettled = launch_reasons & LAUNCH_UNSETTLED;
+    bool unsettled = __atomic_load_n(&launch_reasons, __ATOMIC_RELAXED) & LAUNCH_UNSETTLED;
     CUresult result = plan_launch(&plan, process, exec);
     if (result != CUDA_SUCCESS)
         return result;
@@ -372,10 +373,12 @@ static CUresult launch_slow(graph_call *launch, graph_call *upload, CUgraphExec 
 }
 
 /* One test and a jump while no graph has memory nodes or kernels with much local memory. */
-#define LAUNCH_BODY(symbol, upload)                                                   \
-    if (LIKELY(!(launch_reasons & (LAUNCH_GRAPH | LAUNCH_UNSETTLED)) && real.symbol)) \
-        return real.symbol(hGraphExec, hStream);                                      \
-    NEED_CUDA(symbol);                                                                \
+#define LAUNCH_BODY(symbol, upload)                                   \
+    if (LIKELY(!(__atomic_load_n(&launch_reasons, __ATOMIC_RELAXED) & \
+                 (LAUNCH_GRAPH | LAUNCH_UNSETTLED)) &&                \
+               real.symbol))                                          \
+        return real.symbol(hGraphExec, hStream);                      \
+    NEED_CUDA(symbol);                                                \
     return launch_slow(real.symbol, real.upload, hGraphExec, hStream)
 
 CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {

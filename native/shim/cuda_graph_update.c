@@ -3,7 +3,8 @@
 /* Executable graphs that are changed: a kernel with more local memory takes it when its node is set,
  * after an update of the whole graph at the next launch. */
 
-#define HAS_REASON (launch_reasons & (LAUNCH_LOCAL | LAUNCH_GRAPH))
+#define HAS_REASON \
+    (__atomic_load_n(&launch_reasons, __ATOMIC_RELAXED) & (LAUNCH_LOCAL | LAUNCH_GRAPH))
 
 /* Memory nodes cannot be changed, so kernels are all there is to look at. */
 #define SET_BODY(symbol, function, kernel, context, ...)        \

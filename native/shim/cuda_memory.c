@@ -194,10 +194,10 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
 
 /* A pointer of a pool is not in the ledger: its pool is charged by what it reserves. This free waits
  * for it, so the pool may have shrunk at once; the other one does not. */
-#define FREE_NOW_BODY(symbol, address)        \
-    FREE_BODY(symbol, address, address);      \
-    if (UNLIKELY(!r.device && pools_watched)) \
-        pools_synchronized(process);          \
+#define FREE_NOW_BODY(symbol, address)                                            \
+    FREE_BODY(symbol, address, address);                                          \
+    if (UNLIKELY(!r.device && __atomic_load_n(&pools_watched, __ATOMIC_RELAXED))) \
+        pools_synchronized(process);                                              \
     return result
 
 CUresult cuMemFree_v2(CUdeviceptr dptr) {

@@ -151,6 +151,8 @@ static bool request_undone(struct request *r, CUresult answer) {
     pool_trim(r->pool);
     (void)pool_settle(r->pool, &r->credit, true);
     operation_end(r->pool->device);
+    if (!pool_fits(r->pool, 0))
+        __atomic_fetch_or(&pools_watched, POOLS_OVER, __ATOMIC_RELEASE);
     r->last = true;
     return again;
 }

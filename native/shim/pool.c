@@ -482,10 +482,15 @@ void pools_synchronized(struct process *process) {
     for (; pool; pool = pool->next) {
         if (pool->kind == POOL_GRAPH || !__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))
             continue;
-        if (hold(process, pool->device, pool))
+        if (hold(process, pool->device, pool)) {
+            if ((why & POOLS_OVER) && !pool_fits(pool, 0) && pool_unused(pool))
+                pool_trim(pool);
             (void)refresh_held(process, pool);
+        }
         if (__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))
             __atomic_fetch_or(&pools_watched, POOLS_CHARGED, __ATOMIC_RELEASE);
+        if ((why & POOLS_OVER) && !pool_fits(pool, 0))
+            __atomic_fetch_or(&pools_watched, POOLS_OVER, __ATOMIC_RELEASE);
     }
     if ((why & POOLS_FREED) && (why & POOLS_BURIED))
         settle_buried(process);

@@ -68,6 +68,7 @@ enum pools_watch {
     POOLS_CHARGED = 1, /* some pool is charged */
     POOLS_BURIED = 2,  /* memory of a destroyed pool is still charged */
     POOLS_FREED = 4,   /* and something of it may have been freed */
+    POOLS_OVER = 8,    /* a busy stream kept what a refused request took past the limit */
 };
 extern uint32_t pools_watched;
 /* The driver may just have given unused memory of pools back. */
@@ -76,6 +77,6 @@ void pools_synchronized(struct process *process);
 void pools_bury(struct process *process, struct device *device, uint64_t bytes);
 /* A pointer that is not in the ledger was freed. */
 static inline void pools_freed(void) {
-    if (UNLIKELY(pools_watched & POOLS_BURIED))
+    if (UNLIKELY(__atomic_load_n(&pools_watched, __ATOMIC_RELAXED) & POOLS_BURIED))
         __atomic_fetch_or(&pools_watched, POOLS_FREED, __ATOMIC_RELAXED);
 }

@@ -28,11 +28,11 @@ static bool owned(const struct process *process) {
 }
 
 static void lock(struct process *process) {
-    pthread_mutex_lock(&process->pool_lock);
+    lock_take(&process->pool_lock);
 }
 
 static void unlock(struct process *process) {
-    pthread_mutex_unlock(&process->pool_lock);
+    lock_leave(&process->pool_lock);
 }
 
 /* ---- records ------------------------------------------------------------------------------- */
@@ -443,9 +443,9 @@ uint64_t pools_refresh(struct process *process, struct device *device, bool trim
 void pools_bury(struct process *process, struct device *device, uint64_t bytes) {
     charge_forced(process, device, bytes, VGPU_KIND_CONTEXT);
     give_back(process, device, bytes, VGPU_KIND_DATA);
-    pthread_mutex_lock(&process->settle_lock);
+    lock_take(&process->settle_lock);
     device->other += bytes;
-    pthread_mutex_unlock(&process->settle_lock);
+    lock_leave(&process->settle_lock);
     lock(process);
     pools.buried[device->ordinal] += bytes;
     unlock(process);

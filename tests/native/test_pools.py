@@ -141,6 +141,28 @@ assert same() == full
     _run(run_client, sim_env(preload=True, limit="1g"), code)
 
 
+def test_a_request_that_the_pool_cannot_serve_is_undone(sim_env: SimEnv, run_client: RunClient) -> None:
+    """Where the unused memory lies in pieces the pool grows, is refused, and shrinks again at once (B005)."""
+    code = """
+ok(threshold(default_pool(), 2**64 - 1))
+held = [ok(alloc_async(20 * MIB, s)) for _ in range(20)]
+for at in held[::2]:
+    ok(free_async(at, s))
+ok(sync(s))
+room = ok(mem_info())[0]
+ok(alloc(room - room % (2 * MIB)))
+full = same()
+for size in (19, 10):
+    ok(free_async(ok(alloc_async(size * MIB, s)), s))
+for n in range(3):
+    assert alloc_async(100 * MIB, s) == (OOM, 0)
+    assert same() <= full and refusals() > n
+assert alloc_async(1, s)[0] == 0
+assert same() <= full
+"""
+    _run(run_client, sim_env(preload=True, limit="1g"), code)
+
+
 def test_another_process_gets_what_a_pool_gave_back(
     sim_env: SimEnv, run_client: RunClient, tmp_path: Path
 ) -> None:

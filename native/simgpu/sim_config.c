@@ -124,11 +124,9 @@ int sim_configure(struct sim_state *s) {
         fill(&s->dom[s->devs], m, s->devs);
         s->devs++;
         p += len + (p[len] == ',');
-        if (*p == 0) {
-            if ((long)s->devs >= count)
-                break;
-            p = list;
-        }
+        if ((long)s->devs == count || (*p == 0 && !count))
+            break;
+        p = *p ? p : list; /* a longer count goes round the list */
     }
     s->doms = s->devs;
     for (uint32_t d = 0; d < s->devs; d++)

@@ -137,13 +137,29 @@ def _zig(arch: str) -> list[str]:
     return [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-gnu.{GLIBC}"]
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
     # Zig's own cache stays inside the build folder: a home folder may be absent or read-only.
     env = os.environ | {"ZIG_GLOBAL_CACHE_DIR": str(BUILD / "zig"), "ZIG_LOCAL_CACHE_DIR": str(BUILD / "zig")}
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr or done.stdout).strip() or f"{command[:4]} ended with {done.returncode}"
         raise BuildError(said)
+    return done.stderr
+
+
+def _tenant_libraries(command: list[str]) -> list[str]:
+    """Zig's stubs of what a tenant's library may need: libc and libdl.
+
+    Left to itself zig names libpthread first, which before glibc 2.34 has open() and read() too: every
+    program of a container would load it, and one without threads would start to lock.
+    """
+    wanted = ("libc.so.6", "libdl.so.2", "libc_nonshared.a")
+    words = _run([*command, "--verbose", *SYSTEM]).split()
+    found = {Path(word).name: word for word in words if Path(word).name in wanted}
+    if len(found) != len(wanted):
+        missing = ", ".join(sorted(set(wanted) - set(found)))
+        raise BuildError(f"this ziglang links no {missing}: use 0.14 to 0.17")
+    return ["-nostdlib", *(found[name] for name in wanted)]
 
 
 def _digest(command: list[str], files: list[Path]) -> str:
@@ -187,9 +203,11 @@ def _link(product: Product, objects: list[Path]) -> Path:
         # The table means our own bodies, also where another preloaded library exports the same names.
         shape.append("-Wl,-Bsymbolic")
     command = [*_zig(product.arch), *shape, *LINK, *map(_name, objects), "-o", _name(result), *SYSTEM]
-    key = _digest(command, objects)
+    key = _digest([*command, product.soname or ""], objects)
     if not (result.is_file() and stamp.is_file() and stamp.read_text() == key):
         stamp.unlink(missing_ok=True)
+        if product.soname == "libvgpu.so":
+            command = [*command[: -len(SYSTEM)], *_tenant_libraries(command[: -len(SYSTEM)])]
         _run(command)
         stamp.write_text(key)
     return result

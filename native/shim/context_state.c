@@ -77,9 +77,9 @@ static uint64_t doomed_give_back(struct doomed *d, struct process *process, stru
             vmm_array_gone(process, entry->key); /* its tiles lie in memory created apart */
     }
     if (managed) {
-        pthread_mutex_lock(&process->settle_lock);
+        lock_take(&process->settle_lock);
         device->invisible -= managed < device->invisible ? managed : device->invisible;
-        pthread_mutex_unlock(&process->settle_lock);
+        lock_leave(&process->settle_lock);
     }
     give_back(process, device, data + managed, VGPU_KIND_DATA);
     return estimates;
@@ -150,20 +150,20 @@ static CUresult stack_limit(struct process *process, struct device *device, size
 }
 
 void pending_give_back(struct process *process, struct device *device, uint64_t bytes) {
-    pthread_mutex_lock(&process->settle_lock);
+    lock_take(&process->settle_lock);
     uint64_t part = bytes < device->pending ? bytes : device->pending;
     device->pending -= part;
     give_back(process, device, part, VGPU_KIND_CONTEXT);
-    pthread_mutex_unlock(&process->settle_lock);
+    lock_leave(&process->settle_lock);
 }
 
 static CUresult pending_charge(struct process *process, struct device *device, uint64_t bytes) {
     CUresult result = charge(process, device, bytes, VGPU_KIND_CONTEXT);
     if (result != CUDA_SUCCESS)
         return result;
-    pthread_mutex_lock(&process->settle_lock);
+    lock_take(&process->settle_lock);
     device->pending += bytes;
-    pthread_mutex_unlock(&process->settle_lock);
+    lock_leave(&process->settle_lock);
     return CUDA_SUCCESS;
 }
 

@@ -363,9 +363,9 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray) {
  * charged in full, to the device that imports it, for as long as the import lives. */
 
 static void add_invisible(struct process *process, struct device *device, uint64_t bytes) {
-    pthread_mutex_lock(&process->settle_lock);
+    lock_take(&process->settle_lock);
     device->invisible += bytes;
-    pthread_mutex_unlock(&process->settle_lock);
+    lock_leave(&process->settle_lock);
 }
 
 static void external_gone(struct process *process, struct device *device, uint64_t bytes) {

@@ -87,10 +87,10 @@ static void adopt_current(struct process *process, struct device *device) {
 void context_adopt(struct process *process, struct device *device) {
     if (process->mode != MODE_ON || device->index < 0)
         return;
-    pthread_mutex_lock(&device->context_lock);
+    lock_take(&device->context_lock);
     if (__atomic_load_n(&device->contexts, __ATOMIC_ACQUIRE) == 0)
         adopt_current(process, device);
-    pthread_mutex_unlock(&device->context_lock);
+    lock_leave(&device->context_lock);
 }
 
 static CUresult retain_first(struct process *process, struct device *device, CUcontext *out) {
@@ -139,13 +139,13 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
     struct device *device = process_device(process, dev);
     if (!device || process->mode != MODE_ON)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&device->context_lock);
+    lock_take(&device->context_lock);
     int active = context_primary_active(dev);
     if (active < 0)
         active = primary_known(process, device);
     CUresult result =
         active ? retain_more(process, device, pctx) : retain_first(process, device, pctx);
-    pthread_mutex_unlock(&device->context_lock);
+    lock_leave(&device->context_lock);
     return result;
 }
 
@@ -162,7 +162,7 @@ static void ending_begin(struct ending *e, struct process *process, struct devic
                          int step) {
     struct vgpu_entry primary;
     *e = (struct ending){.process = process, .device = device};
-    pthread_mutex_lock(&device->context_lock);
+    lock_take(&device->context_lock);
     operation_begin(device);
     if (primary_entry(process, device, &primary, &e->context)) {
         e->context.key = 0;
@@ -193,7 +193,7 @@ static CUresult ending_end(struct ending *e, CUresult result, int step) {
             context = e->context;
         context_death(&e->doomed, e->process, e->device, &context);
     }
-    pthread_mutex_unlock(&e->device->context_lock);
+    lock_leave(&e->device->context_lock);
     return result;
 }
 
@@ -283,9 +283,9 @@ CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice de
     struct device *device = process_device(process, dev);
     if (!device || process->mode != MODE_ON)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&device->context_lock);
+    lock_take(&device->context_lock);
     CUresult result = green_create(process, device, phCtx, desc, flags);
-    pthread_mutex_unlock(&device->context_lock);
+    lock_leave(&device->context_lock);
     return result;
 }
 

@@ -17,9 +17,9 @@ static CUresult creation_begin(struct creation *c, struct process *process, CUde
     c->context = NULL;
     if (!device || process->mode != MODE_ON)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&device->context_lock);
+    lock_take(&device->context_lock);
     context_meet(process, device);
-    pthread_mutex_unlock(&device->context_lock);
+    lock_leave(&device->context_lock);
     return birth_begin(&c->taking, process, device, estimate_context(process, device));
 }
 

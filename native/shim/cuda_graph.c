@@ -86,13 +86,13 @@ static CUresult plan_check(struct graph_plan *plan) {
 static uint64_t execs;
 
 static void count_execs(struct process *process, int64_t change) {
-    pthread_mutex_lock(&process->pool_lock);
+    lock_take(&process->pool_lock);
     execs += (uint64_t)change;
     if (change > 0)
         launch_watch(LAUNCH_GRAPH);
     else if (execs == 0)
         __atomic_fetch_and(&launch_reasons, ~(uint32_t)LAUNCH_GRAPH, __ATOMIC_RELAXED);
-    pthread_mutex_unlock(&process->pool_lock);
+    lock_leave(&process->pool_lock);
 }
 
 static bool entry_take(struct process *process, uint64_t key, struct vgpu_entry *entry) {

@@ -106,9 +106,9 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned in
 }
 
 static void add_invisible(struct process *process, struct device *device, int64_t bytes) {
-    pthread_mutex_lock(&process->settle_lock);
+    lock_take(&process->settle_lock);
     device->invisible += (uint64_t)bytes;
-    pthread_mutex_unlock(&process->settle_lock);
+    lock_leave(&process->settle_lock);
 }
 
 /* Charged in full and at once: pages of managed memory move in and out of the card unseen. */

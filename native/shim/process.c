@@ -163,13 +163,9 @@ static struct process *process_make(void) {
         mmap(NULL, sizeof *process, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (process == MAP_FAILED)
         return NULL;
-    pthread_mutex_init(&process->device_lock, NULL);
-    pthread_mutex_init(&process->settle_lock, NULL);
-    pthread_mutex_init(&process->pool_lock, NULL);
     for (int i = 0; i < MAX_ORDINALS; i++) {
         process->devices[i].ordinal = i;
         process->devices[i].index = -1;
-        pthread_mutex_init(&process->devices[i].context_lock, NULL);
     }
     return process;
 }
@@ -335,10 +331,10 @@ struct device *process_device(struct process *process, CUdevice ordinal) {
         return NULL;
     struct device *device = &process->devices[ordinal];
     if (UNLIKELY(__atomic_load_n(&device->index, __ATOMIC_ACQUIRE) == -1)) {
-        pthread_mutex_lock(&process->device_lock);
+        lock_take(&process->device_lock);
         if (device->index == -1)
             device_start(process, device);
-        pthread_mutex_unlock(&process->device_lock);
+        lock_leave(&process->device_lock);
         if (__atomic_load_n(&device->index, __ATOMIC_ACQUIRE) == -1)
             return NULL;
     }

@@ -1,10 +1,10 @@
 #pragma once
 #include <limits.h>
-#include <pthread.h>
 #include <stdbool.h>
 
 #include "../core/core.h"
 #include "hooks.h"
+#include "lock.h"
 
 /* What this process knows of its tenant: the authority of the limit, the region, the ledger and
  * one record a device. Made on the first driver call that needs it; a forked child finds an empty
@@ -74,7 +74,7 @@ struct device {
     uint32_t births;   /* contexts ever begun */
     uint32_t streams;  /* most at a time: the driver keeps the memory of destroyed ones */
     bool met;          /* looked for foreign ids before its first context */
-    pthread_mutex_t context_lock; /* first retain, last release and reset of the primary context */
+    struct lock context_lock; /* first retain, last release and reset of the primary context */
 };
 
 struct process {
@@ -89,9 +89,9 @@ struct process {
     uint64_t limit[VGPU_MAX_DEVICES]; /* bytes by region index, 0 = none; the authority's */
     vgpu_core *core;                  /* NULL until a region exists */
     vgpu_ledger *ledger;
-    pthread_mutex_t device_lock;
-    pthread_mutex_t settle_lock;
-    pthread_mutex_t pool_lock;
+    struct lock device_lock;
+    struct lock settle_lock;
+    struct lock pool_lock;
     int visible;      /* devices the program sees, set by cuInit; 0 = not known */
     uint32_t streams; /* live */
     struct device devices[MAX_ORDINALS];

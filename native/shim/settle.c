@@ -282,9 +282,9 @@ static int settle_locked(struct process *process, struct device *device, bool fo
 int settle(struct process *process, struct device *device, bool force) {
     if (process->mode != MODE_ON || device->index < 0)
         return 0;
-    pthread_mutex_lock(&process->settle_lock);
+    lock_take(&process->settle_lock);
     int result = settle_locked(process, device, force);
-    pthread_mutex_unlock(&process->settle_lock);
+    lock_leave(&process->settle_lock);
     return result;
 }
 
@@ -293,19 +293,19 @@ int settle(struct process *process, struct device *device, bool force) {
 CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes) {
     CUresult result = charge(process, device, bytes, VGPU_KIND_CONTEXT);
     if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&process->settle_lock);
+        lock_take(&process->settle_lock);
         device->other += bytes;
-        pthread_mutex_unlock(&process->settle_lock);
+        lock_leave(&process->settle_lock);
     }
     return result;
 }
 
 void estimate_give_back(struct process *process, struct device *device, uint64_t bytes) {
-    pthread_mutex_lock(&process->settle_lock);
+    lock_take(&process->settle_lock);
     uint64_t part = bytes < device->other ? bytes : device->other;
     device->other -= part;
     give_back(process, device, part, VGPU_KIND_CONTEXT);
-    pthread_mutex_unlock(&process->settle_lock);
+    lock_leave(&process->settle_lock);
 }
 
 /* How long a call that is about to be refused waits for a moment to settle in. */
@@ -357,21 +357,21 @@ void taking_undone(struct taking *t) {
 }
 
 void estimate_forced(struct process *process, struct device *device, uint64_t bytes) {
-    pthread_mutex_lock(&process->settle_lock);
+    lock_take(&process->settle_lock);
     charge_forced(process, device, bytes, VGPU_KIND_CONTEXT);
     device->other += bytes;
-    pthread_mutex_unlock(&process->settle_lock);
+    lock_leave(&process->settle_lock);
 }
 
 bool estimate_clear(struct process *process, struct device *device) {
-    pthread_mutex_lock(&process->settle_lock);
+    lock_take(&process->settle_lock);
     bool none = __atomic_load_n(&device->contexts, __ATOMIC_ACQUIRE) == 0;
     if (none) {
         give_back(process, device, device->other + device->pending, VGPU_KIND_CONTEXT);
         device->other = 0;
         device->pending = 0;
     }
-    pthread_mutex_unlock(&process->settle_lock);
+    lock_leave(&process->settle_lock);
     return none;
 }
 

@@ -1,6 +1,7 @@
 /* Life of the library and the ways to a device handle. */
 #include "sim_nvml.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,8 @@
 static _Atomic int refs;
 static _Atomic uint64_t first_init;
 static uint64_t fail_after_us;
-static uint32_t devices;       /* none after an initialisation that attaches to none */
+static uint32_t devices; /* none after an initialisation that attaches to none */
+static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER; /* init and shutdown */
 static char handles[SIM_DOMS]; /* a handle is the address of its domain's byte */
 
 uint64_t nv_init_time(void) {
@@ -42,21 +44,31 @@ nvmlReturn_t nv_text(const char *text, char *out, unsigned length) {
     return NVML_SUCCESS;
 }
 
-NV_FREE(nvmlInitWithFlags, (unsigned flags), (flags)) {
-    NV_CHECK(sim || sim_attach(false) == 0, NVML_ERROR_DRIVER_NOT_LOADED);
-    if (atomic_fetch_add(&refs, 1) == 0) {
+static nvmlReturn_t start(unsigned flags) {
+    NV_CHECK(sim_attach(false) == 0, NVML_ERROR_DRIVER_NOT_LOADED);
+    if (atomic_load(&refs) == 0) {
         const char *after = getenv("SIMGPU_NVML_FAIL_AFTER");
         fail_after_us = after && *after ? (uint64_t)(atof(after) * 1e6) : 0;
         atomic_store(&first_init, sim_now_us());
         devices = flags & NVML_INIT_FLAG_NO_ATTACH ? 0 : sim->doms;
     }
+    atomic_fetch_add(&refs, 1);
     return NVML_SUCCESS;
 }
 
+NV_FREE(nvmlInitWithFlags, (unsigned flags), (flags)) {
+    pthread_mutex_lock(&life);
+    nvmlReturn_t result = start(flags);
+    pthread_mutex_unlock(&life);
+    return result;
+}
+
 NV_FREE(nvmlShutdown, (void), ()) {
+    pthread_mutex_lock(&life);
     int n = atomic_load(&refs);
-    while (n > 0 && !atomic_compare_exchange_weak(&refs, &n, n - 1))
-        ;
+    if (n > 0)
+        atomic_store(&refs, n - 1);
+    pthread_mutex_unlock(&life);
     return n > 0 ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 

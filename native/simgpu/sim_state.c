@@ -32,8 +32,8 @@ int sim_self = -1;
 static char path[512];
 static dev_t file_dev;
 static ino_t file_ino;
-static volatile char *alive; /* a page that reads 0 in a forked child */
-static bool had_slot;
+static _Atomic(char) *alive; /* a page that reads 0 in a forked child */
+static _Atomic bool had_slot;
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
 uint64_t sim_now_us(void) {
@@ -238,7 +238,9 @@ int sim_attach(bool with_slot) {
 }
 
 bool sim_forked(void) {
-    return had_slot && !*alive;
+    /* Set after `alive`, so that a reader of one sees the other. */
+    return atomic_load_explicit(&had_slot, memory_order_acquire) &&
+           !atomic_load_explicit(alive, memory_order_relaxed);
 }
 
 void sim_sweep(void) {

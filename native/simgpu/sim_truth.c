@@ -6,7 +6,8 @@ SIM_EXPORT uint64_t simgpu_process_used(int pid, int nvml_index);
 SIM_EXPORT void simgpu_set_utilization(int nvml_index, unsigned gpu, unsigned memory);
 
 static bool have(int nvml_index) {
-    return (sim || sim_attach(false) == 0) && nvml_index >= 0 && nvml_index < (int)sim->doms;
+    return !sim_forked() && sim_attach(false) == 0 && nvml_index >= 0 &&
+           nvml_index < (int)sim->doms;
 }
 
 uint64_t simgpu_device_used(int nvml_index) {

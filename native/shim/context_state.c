@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include "contexts.h"
+#include "freed.h"
 #include "launch.h"
 #include "vmm.h"
 
@@ -54,7 +55,8 @@ static void doomed_take(struct doomed *d, struct process *process, struct device
 
 void doomed_begin(struct doomed *d, struct process *process, struct device *device,
                   uint64_t context, bool primary) {
-    static const int kinds[] = {ENTRY_POINTER, ENTRY_MANAGED, ENTRY_ARRAY, ENTRY_MODULE};
+    static const int kinds[] = {ENTRY_POINTER, ENTRY_FREED, ENTRY_MANAGED, ENTRY_ARRAY,
+                                ENTRY_MODULE};
     *d = (struct doomed){.count = 0};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         doomed_take(d, process, device, kinds[i], context, primary);
@@ -323,6 +325,7 @@ void streams_forget(struct process *process, struct device *device) {
     struct process *process = enter();           \
     if (!process || process->mode != MODE_ON)    \
         return real.symbol(stream);              \
+    freed_stream_ends(process, stream);          \
     CUresult result = CALL_REAL(symbol, stream); \
     if (result == CUDA_SUCCESS)                  \
         stream_gone(process, 1);                 \

@@ -1,4 +1,4 @@
-#include "pool.h"
+#include "freed.h"
 
 /* Allocations at an address: plain, pitched, managed; and their frees. */
 
@@ -153,6 +153,8 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
 struct release {
     struct vgpu_entry entry;
     struct device *device; /* NULL: not in the ledger */
+    CUstream stream;
+    bool ordered; /* in stream order: the driver keeps the memory until that stream is done */
 };
 
 /* Takes the entry out before the driver call: the address may be another thread's at once. */
@@ -174,7 +176,11 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
     if (result != CUDA_SUCCESS) {
         (void)vgpu_ledger_put(process->ledger, &r->entry);
     } else if (r->entry.kind == ENTRY_POINTER) {
-        give_back(process, r->device, allocation_leave(process, &r->entry), VGPU_KIND_DATA);
+        uint64_t bytes = allocation_leave(process, &r->entry);
+        if (r->ordered)
+            freed_add(process, &r->entry, r->stream, bytes);
+        else
+            give_back(process, r->device, bytes, VGPU_KIND_DATA);
     } else {
         add_invisible(process, r->device, -(int64_t)r->entry.bytes);
         give_back(process, r->device, r->entry.bytes, VGPU_KIND_DATA);
@@ -183,10 +189,12 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
     return result;
 }
 
-#define FREE_BODY(symbol, address, ...)       \
+#define AT_ONCE {.ordered = false}
+#define ORDERED(in) {.ordered = true, .stream = (in)}
+#define FREE_BODY(symbol, how, address, ...)  \
     NEED_CUDA(symbol);                        \
     struct process *process = enter();        \
-    struct release r;                         \
+    struct release r = how;                   \
     if (!process || process->mode != MODE_ON) \
         return real.symbol(__VA_ARGS__);      \
     release_begin(&r, process, address);      \
@@ -195,9 +203,9 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
 /* A pointer of a pool is not in the ledger: its pool is charged by what it reserves. This free waits
  * for it, so the pool may have shrunk at once; the other one does not. */
 #define FREE_NOW_BODY(symbol, address)                                            \
-    FREE_BODY(symbol, address, address);                                          \
+    FREE_BODY(symbol, AT_ONCE, address, address);                                 \
     if (UNLIKELY(!r.device && __atomic_load_n(&pools_watched, __ATOMIC_RELAXED))) \
-        pools_synchronized(process);                                              \
+        pools_synchronized(process, false);                                       \
     return result
 
 CUresult cuMemFree_v2(CUdeviceptr dptr) {
@@ -209,11 +217,11 @@ CUresult cuMemFree(CUdeviceptr_v1 dptr) {
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
-    FREE_BODY(cuMemFreeAsync, dptr, dptr, hStream);
+    FREE_BODY(cuMemFreeAsync, ORDERED(hStream), dptr, dptr, hStream);
     return result;
 }
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream) {
-    FREE_BODY(cuMemFreeAsync_ptsz, dptr, dptr, hStream);
+    FREE_BODY(cuMemFreeAsync_ptsz, ORDERED(hStream ? hStream : (CUstream)2), dptr, dptr, hStream);
     return result;
 }

@@ -1,4 +1,4 @@
-#include "pool.h"
+#include "freed.h"
 
 /* Stream-ordered allocations and the pools they come from. */
 
@@ -134,20 +134,12 @@ static CUresult request_end(struct request *r, CUresult result) {
     return result != CUDA_SUCCESS ? result : answer;
 }
 
-/* Freed memory goes back at a synchronisation only. One that would wait is not ours to make, so
- * what a busy stream keeps stays charged until the program synchronises. */
-static void flush(CUstream stream) {
-    CUstreamCaptureMode mode = capture_relax();
-    if (real.cuStreamQuery && real.cuStreamSynchronize &&
-        CALL_REAL(cuStreamQuery, stream) == CUDA_SUCCESS)
-        (void)CALL_REAL(cuStreamSynchronize, stream);
-    capture_restore(mode);
-}
-
-/* The pointer was freed again. True: once more, charged ahead. */
+/* The pointer was freed again, which takes effect at a synchronisation only: one that would wait is
+ * not ours to make, so what a busy stream keeps stays charged until the program synchronises.
+ * True: once more, charged ahead. */
 static bool request_undone(struct request *r, CUresult answer) {
     bool again = !r->last && answer == NO_MEMORY;
-    flush(r->stream);
+    (void)stream_finish(r->stream);
     pool_trim(r->pool);
     (void)pool_settle(r->pool, &r->credit, true);
     operation_end(r->pool->device);

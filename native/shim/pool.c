@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "pool.h"
+#include "freed.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -426,8 +426,10 @@ static uint64_t refresh_held(struct process *process, struct pool *pool) {
 
 uint64_t pools_refresh(struct process *process, struct device *device, bool trim) {
     uint64_t back = 0;
+    if (trim && __atomic_load_n(&pools_watched, __ATOMIC_ACQUIRE) & POOLS_DEFERRED)
+        back = freed_flush(process, false);
     if (LIKELY(!owned(process)) || process->mode != MODE_ON)
-        return 0;
+        return back;
     struct pool *pool = __atomic_load_n(&pools.first, __ATOMIC_ACQUIRE);
     for (; pool; pool = pool->next) {
         if (!hold(process, device, pool))
@@ -474,10 +476,14 @@ static void settle_buried(struct process *process) {
 }
 
 /* The flags go down before the look: who charges meanwhile raises them again. */
-void pools_synchronized(struct process *process) {
-    if (!owned(process) || process->mode != MODE_ON)
+void pools_synchronized(struct process *process, bool all) {
+    if (process->mode != MODE_ON)
         return;
-    uint32_t why = __atomic_fetch_and(&pools_watched, (uint32_t)POOLS_BURIED, __ATOMIC_SEQ_CST);
+    (void)freed_flush(process, all);
+    if (!owned(process))
+        return;
+    uint32_t why = __atomic_fetch_and(&pools_watched, (uint32_t)(POOLS_BURIED | POOLS_DEFERRED),
+                                      __ATOMIC_SEQ_CST);
     struct pool *pool = __atomic_load_n(&pools.first, __ATOMIC_ACQUIRE);
     for (; pool; pool = pool->next) {
         if (pool->kind == POOL_GRAPH || !__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))

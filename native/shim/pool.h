@@ -65,14 +65,15 @@ CUresult pool_settle(struct pool *pool, uint64_t *credit, bool force);
 
 /* Why a synchronisation may have given memory back; 0 = it is a tail jump. */
 enum pools_watch {
-    POOLS_CHARGED = 1, /* some pool is charged */
-    POOLS_BURIED = 2,  /* memory of a destroyed pool is still charged */
-    POOLS_FREED = 4,   /* and something of it may have been freed */
-    POOLS_OVER = 8,    /* a busy stream kept what a refused request took past the limit */
+    POOLS_CHARGED = 1,   /* some pool is charged */
+    POOLS_BURIED = 2,    /* memory of a destroyed pool is still charged */
+    POOLS_FREED = 4,     /* and something of it may have been freed */
+    POOLS_OVER = 8,      /* a busy stream kept what a refused request took past the limit */
+    POOLS_DEFERRED = 16, /* a stream keeps what was freed in it (freed.h) */
 };
 extern uint32_t pools_watched;
-/* The driver may just have given unused memory of pools back. */
-void pools_synchronized(struct process *process);
+/* The driver may just have given unused memory of pools back. `all`: of the whole current context. */
+void pools_synchronized(struct process *process, bool all);
 /* Counts what live pointers keep of a destroyed pool as what a settle finds. */
 void pools_bury(struct process *process, struct device *device, uint64_t bytes);
 /* A pointer that is not in the ledger was freed. */

@@ -37,6 +37,7 @@ enum ledger_kind {
     ENTRY_EXPORT,   /* shared handle; aux = id of the backing, aux2 = its bytes */
     ENTRY_TILE,     /* part of a sparse array, hashed; bytes = array, aux = id of the backing */
     ENTRY_BINDING,  /* our id; bytes = offset, aux = id of the backing, aux2 = of the object */
+    ENTRY_FREED,    /* stream; bytes = freed in it and not back yet, aux2 = context (freed.c) */
     ENTRY_POOL,     /* CUmemoryPool; aux = its record (pool.h), which holds the charge */
     ENTRY_CONTEXT,  /* CUcontext; aux = references, 0 = of a green one; aux2 = local memory per
                           thread charged */

@@ -1,0 +1,17 @@
+#pragma once
+#include <sched.h>
+
+#include "pool.h"
+
+/* Memory of cuMemAlloc that was freed in stream order stays charged until its stream is done. */
+
+/* After cuMemFreeAsync of a plain allocation (its ENTRY_POINTER): bytes that stay. */
+void freed_add(struct process *process, const struct vgpu_entry *memory, CUstream stream,
+               uint64_t bytes);
+/* Gives back what streams that have nothing left to do kept; never waits. `all`: the current
+ * context was just synchronised. Bytes given back. */
+uint64_t freed_flush(struct process *process, bool all);
+/* Synchronises a stream that has nothing left to do; false where that would wait or do harm. */
+bool stream_finish(CUstream stream);
+/* Before a stream is destroyed: what it still keeps is left to a settle. */
+void freed_stream_ends(struct process *process, CUstream stream);

@@ -126,6 +126,15 @@ NV_API(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t *memory
     return NVML_SUCCESS;
 }
 
+/* Only cards in confidential mode answer; SIMGPU_CC=1 makes ours one. */
+NV_API(nvmlDeviceGetConfComputeProtectedMemoryUsage, (nvmlDevice_t device, nvmlMemory_t *memory),
+       (device, memory)) {
+    const char *on = getenv("SIMGPU_CC");
+    NV_ARG(memory && nv_dom(device));
+    NV_CHECK(on && *on == '1', NVML_ERROR_NOT_SUPPORTED);
+    return nvmlDeviceGetMemoryInfo_body(device, memory);
+}
+
 NV_API(nvmlDeviceGetBAR1MemoryInfo, (nvmlDevice_t device, nvmlBAR1Memory_t *bar1), (device, bar1)) {
     NV_DEVICE(device, dom);
     NV_ARG(bar1 && dom);

@@ -95,10 +95,10 @@ static unsigned search(const struct sim_slot *s) {
     return found;
 }
 
-static unsigned pid_here(int i) {
+static unsigned pid_here(int i, uint64_t own_ns) {
     struct sim_slot *s = &sim->slot[i];
     uint64_t gen = atomic_load(&s->gen);
-    if (s->pid_ns && s->pid_ns == inode("/proc/self/ns/pid"))
+    if (s->pid_ns && s->pid_ns == own_ns)
         return (unsigned)s->pid;
     pthread_mutex_lock(&known_lock);
     if (known[i].gen != gen) {
@@ -111,12 +111,11 @@ static unsigned pid_here(int i) {
 }
 
 /* Older drivers: all processes, under PIDs of the host. */
-static unsigned host_pid(int i) {
+static unsigned host_pid(int i, uint64_t own_ns) {
     struct sim_slot *s = &sim->slot[i];
     if (s->pid_ns == INIT_PID_NS)
         return (unsigned)s->pid;
-    bool on_host = inode("/proc/self/ns/pid") == INIT_PID_NS && have_proc();
-    unsigned pid = on_host ? pid_here(i) : 0;
+    unsigned pid = own_ns == INIT_PID_NS && have_proc() ? pid_here(i, own_ns) : 0;
     return pid ? pid : (unsigned)(UNKNOWN_HOST_PID + i);
 }
 
@@ -128,6 +127,7 @@ static int list(const struct sim_dom *dom, struct process *out, int max) {
         return 0;
     sim_sweep();
     uint32_t high = atomic_load(&sim->slots_high), self = nv_index(dom);
+    uint64_t own_ns = inode("/proc/self/ns/pid");
     for (uint32_t d = 0; d < sim->doms; d++) {
         if (d != self && sim->dom[d].parent != (int32_t)self)
             continue;
@@ -135,7 +135,7 @@ static int list(const struct sim_dom *dom, struct process *out, int max) {
             if (atomic_load(&sim->slot[i].state) != SIM_SLOT_USED ||
                 !atomic_load(&sim->contexts[d][i]))
                 continue;
-            unsigned pid = host ? host_pid(i) : pid_here(i);
+            unsigned pid = host ? host_pid(i, own_ns) : pid_here(i, own_ns);
             bool mig = sim->dom[d].parent >= 0;
             if (pid)
                 out[n++] = (struct process){pid, mig ? sim->dom[d].gpu_instance : 0xffffffffu,

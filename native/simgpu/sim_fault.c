@@ -24,7 +24,8 @@ struct rule {
 int sim_trace_on;
 
 static struct rule faults[RULES], delays[RULES];
-static int n_faults, n_delays, log_fd = -1;
+static int n_faults, n_delays;
+static char log_path[512];
 static char hidden[4096];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -53,12 +54,12 @@ static void setup(void) {
     n_faults = parse(getenv("SIMGPU_FAULTS"), faults, true);
     n_delays = parse(getenv("SIMGPU_DELAY"), delays, false);
     const char *log = getenv("SIMGPU_LOG");
-    if (log && *log)
-        log_fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (log)
+        snprintf(log_path, sizeof log_path, "%s", log);
     const char *hide = getenv("SIMGPU_HIDE");
     if (hide)
         snprintf(hidden, sizeof hidden, ",%s,", hide);
-    sim_trace_on = n_faults || n_delays || log_fd >= 0;
+    sim_trace_on = n_faults || n_delays || log_path[0];
 }
 
 void sim_trace_setup(void) {
@@ -86,13 +87,18 @@ int sim_trace_enter(const char *name) {
     return result;
 }
 
+/* Opened for each line: an application may close descriptors that are not its own. */
 void sim_trace_leave(const char *name, long result) {
-    if (log_fd < 0)
+    if (!log_path[0])
         return;
     char line[160];
     int n = snprintf(line, sizeof line, "%d %ld %s %ld\n", (int)getpid(), syscall(SYS_gettid), name,
                      result);
-    (void)!write(log_fd, line, (size_t)n);
+    int fd = open(log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return;
+    (void)!write(fd, line, (size_t)n);
+    close(fd);
 }
 
 bool sim_name_hidden(const char *name) {

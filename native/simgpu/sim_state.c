@@ -79,23 +79,36 @@ static struct sim_state *map(int fd) {
     return p == MAP_FAILED ? NULL : p;
 }
 
-/* Under the init lock: nobody else writes, and a maker that died left no magic. */
-static int prepare(int fd, struct sim_state **out) {
+/* The state of a file that somebody has made, or NULL. Needs no lock: the magic comes last. */
+static struct sim_state *made(int fd) {
     struct stat st;
+    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < sizeof(struct sim_state))
+        return NULL;
+    struct sim_state *s = map(fd);
+    if (s && (atomic_load(&s->magic) != SIM_MAGIC || s->size != sizeof *s)) {
+        munmap(s, sizeof *s);
+        s = NULL;
+    }
+    return s;
+}
+
+/* Under the init lock: nobody else writes, and a maker that died left no magic. The file is
+ * allocated in full, for a full disk must not end a process that writes to its mapping. */
+static int make(int fd, struct sim_state **out) {
+    struct stat st;
+    if ((*out = made(fd)))
+        return 0;
     if (fstat(fd, &st) < 0)
         return -errno;
-    if ((uint64_t)st.st_size < sizeof(struct sim_state) &&
-        ftruncate(fd, sizeof(struct sim_state)) < 0)
-        return -errno;
+    if (st.st_size && (uint64_t)st.st_size != sizeof(struct sim_state))
+        return -EINVAL;
+    int rc = posix_fallocate(fd, 0, sizeof(struct sim_state));
+    if (rc)
+        return -rc;
     struct sim_state *s = map(fd);
     if (!s)
         return -errno;
-    uint64_t magic = atomic_load(&s->magic);
-    if (magic == SIM_MAGIC && s->size == sizeof *s) {
-        *out = s;
-        return 0;
-    }
-    int rc = magic ? -EINVAL : sim_configure(s);
+    rc = s->magic ? -EINVAL : sim_configure(s);
     if (rc) {
         munmap(s, sizeof *s);
         return rc;
@@ -105,6 +118,17 @@ static int prepare(int fd, struct sim_state **out) {
     atomic_store(&s->magic, SIM_MAGIC);
     *out = s;
     return 0;
+}
+
+static int prepare(int fd, struct sim_state **out) {
+    if ((*out = made(fd)))
+        return 0;
+    int rc = lock_byte(fd, LOCK_INIT, F_OFD_SETLKW, F_WRLCK);
+    if (rc)
+        return rc;
+    rc = make(fd, out);
+    lock_byte(fd, LOCK_INIT, F_OFD_SETLK, F_UNLCK);
+    return rc;
 }
 
 static uint64_t own_start(void) {
@@ -197,12 +221,8 @@ static int attach(bool with_slot) {
     int fd = open_path();
     if (fd < 0)
         return fd;
-    int rc = lock_byte(fd, LOCK_INIT, F_OFD_SETLKW, F_WRLCK);
     struct sim_state *s = NULL;
-    if (!rc) {
-        rc = prepare(fd, &s);
-        lock_byte(fd, LOCK_INIT, F_OFD_SETLK, F_UNLCK);
-    }
+    int rc = prepare(fd, &s);
     struct stat st;
     if (!rc && fstat(fd, &st) < 0)
         rc = -errno;

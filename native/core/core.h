@@ -82,6 +82,9 @@ void vgpu_core_record_limit(vgpu_core *core, int device, uint64_t bytes);
 /* Frees the slots of dead processes, at most every 50 ms unless `force`. Number freed. */
 int vgpu_core_sweep(vgpu_core *core, int force);
 
+/* Tells all processes of the container that memory may have changed hands (ext.stirred). */
+void vgpu_core_stir(vgpu_core *core);
+
 /* 1 when slot `slot` belongs to a live process. Costs system calls. */
 int vgpu_core_slot_live(vgpu_core *core, int slot);
 

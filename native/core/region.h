@@ -46,8 +46,9 @@ enum vgpu_enforcement {
 
 /* Values of vgpu_ext.flags. */
 enum vgpu_ext_flag {
-    VGPU_FLAG_TAMPERED = 1,     /* a limit or quota word did not hold what we wrote */
-    VGPU_FLAG_SM_UNENFORCED = 2 /* an SM limit is set and nothing enforces it */
+    VGPU_FLAG_TAMPERED = 1,      /* a limit or quota word did not hold what we wrote */
+    VGPU_FLAG_SM_UNENFORCED = 2, /* an SM limit is set and nothing enforces it */
+    VGPU_FLAG_SHARED = 4         /* some process gave memory to another, or took it */
 };
 
 /* Bytes of device memory of one process on one device, for readers; sums are made from
@@ -122,8 +123,8 @@ struct vgpu_ext {
     uint32_t flags;         /* bits of enum vgpu_ext_flag; any */
     uint32_t lock;          /* settle lock: 0 = free, else slot + 1 of the holder */
     uint32_t slot_high;     /* highest slot ever used + 1; any, grows only */
-    uint32_t spare1;
-    uint64_t clamped; /* give-backs that would have gone below zero; any */
+    uint32_t stirred;       /* grows when memory may have changed hands: its maker is gone; any */
+    uint64_t clamped;       /* give-backs that would have gone below zero; any */
     uint64_t spare2[4];
 
     uint64_t refused[VGPU_MAX_DEVICES];         /* refusals; any */

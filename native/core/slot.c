@@ -220,8 +220,12 @@ void vgpu_slot_wipe(struct vgpu_core *core, uint32_t slot) {
     struct vgpu_hami_slot *hami = &core->region->procs[slot];
     uint32_t holder = slot + 1;
 
+    uint64_t held = 0;
     for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
-        __atomic_store_n(&core->ext->word[device][slot], 0, __ATOMIC_RELEASE);
+        held |= __atomic_exchange_n(&core->ext->word[device][slot], 0, __ATOMIC_RELEASE);
+    }
+    if (held) {
+        vgpu_core_stir(core);
     }
     __atomic_compare_exchange_n(&core->ext->lock, &holder, 0, 0, __ATOMIC_ACQ_REL,
                                 __ATOMIC_RELAXED);
@@ -229,6 +233,10 @@ void vgpu_slot_wipe(struct vgpu_core *core, uint32_t slot) {
     memset(hami, 0, sizeof(*hami));
     core->ext->info[slot].start_time = 0;
     core->ext->info[slot].pid_ns = 0;
+}
+
+void vgpu_core_stir(vgpu_core *core) {
+    __atomic_fetch_add(&core->ext->stirred, 1, __ATOMIC_ACQ_REL);
 }
 
 static void fill_slot(struct vgpu_core *core, uint32_t slot) {

@@ -78,11 +78,8 @@ static uint64_t doomed_give_back(struct doomed *d, struct process *process, stru
         else
             vmm_array_gone(process, entry->key); /* its tiles lie in memory created apart */
     }
-    if (managed) {
-        lock_take(&process->settle_lock);
-        device->invisible -= managed < device->invisible ? managed : device->invisible;
-        lock_leave(&process->settle_lock);
-    }
+    if (managed)
+        invisible_add(device, -(int64_t)managed);
     give_back(process, device, data + managed, VGPU_KIND_DATA);
     return estimates;
 }

@@ -362,14 +362,8 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray) {
 /* Memory that another interface made: nobody else charges it, and NVML counts it for its maker. It is
  * charged in full, to the device that imports it, for as long as the import lives. */
 
-static void add_invisible(struct process *process, struct device *device, uint64_t bytes) {
-    lock_take(&process->settle_lock);
-    device->invisible += bytes;
-    lock_leave(&process->settle_lock);
-}
-
 static void external_gone(struct process *process, struct device *device, uint64_t bytes) {
-    add_invisible(process, device, 0 - bytes);
+    invisible_add(device, -(int64_t)bytes);
     give_back(process, device, bytes, VGPU_KIND_DATA);
 }
 
@@ -388,7 +382,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *extMem_out,
     result = charge(process, device, charged, VGPU_KIND_DATA);
     if (result == CUDA_SUCCESS) {
         CUexternalMemory made = NULL;
-        add_invisible(process, device, charged);
+        invisible_add(device, (int64_t)charged);
         result = CALL_REAL(cuImportExternalMemory, &made, memHandleDesc);
         struct vgpu_entry entry = {.key = (uintptr_t)made,
                                    .kind = ENTRY_EXTERNAL,

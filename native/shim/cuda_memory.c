@@ -105,12 +105,6 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned in
     return result;
 }
 
-static void add_invisible(struct process *process, struct device *device, int64_t bytes) {
-    lock_take(&process->settle_lock);
-    device->invisible += (uint64_t)bytes;
-    lock_leave(&process->settle_lock);
-}
-
 /* Charged in full and at once: pages of managed memory move in and out of the card unseen. */
 CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) {
     NEED_CUDA(cuMemAllocManaged);
@@ -126,7 +120,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
     result = charge(process, device, charged, VGPU_KIND_DATA);
     if (result == CUDA_SUCCESS) {
         CUdeviceptr address = 0;
-        add_invisible(process, device, (int64_t)charged);
+        invisible_add(device, (int64_t)charged);
         result = CALL_REAL(cuMemAllocManaged, &address, bytesize, flags);
         struct vgpu_entry entry = {.key = address,
                                    .kind = ENTRY_MANAGED,
@@ -140,7 +134,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
         if (result == CUDA_SUCCESS) {
             *dptr = address;
         } else {
-            add_invisible(process, device, -(int64_t)charged);
+            invisible_add(device, -(int64_t)charged);
             give_back(process, device, charged, VGPU_KIND_DATA);
         }
     }
@@ -181,8 +175,10 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
             freed_add(process, &r->entry, r->stream, bytes);
         else
             give_back(process, r->device, bytes, VGPU_KIND_DATA);
+        if (__atomic_load_n(&process->exports, __ATOMIC_RELAXED))
+            shared_freed(process, r->entry.key);
     } else {
-        add_invisible(process, r->device, -(int64_t)r->entry.bytes);
+        invisible_add(r->device, -(int64_t)r->entry.bytes);
         give_back(process, r->device, r->entry.bytes, VGPU_KIND_DATA);
     }
     operation_end(r->device);

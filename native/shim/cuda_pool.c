@@ -250,7 +250,7 @@ static void pool_end(struct process *process, struct pool *pool, uint64_t kept) 
     if (!device)
         return;
     if (managed)
-        __atomic_fetch_sub(&device->invisible, gone, __ATOMIC_RELAXED);
+        invisible_add(device, -(int64_t)gone);
     give_back(process, device, gone, VGPU_KIND_DATA);
     if (kept && !managed)
         pools_bury(process, device, kept);

@@ -72,10 +72,13 @@ void backing_drop(struct process *process, uint64_t id, int64_t handles, int64_t
     /* Whoever takes it out gives it back: once. */
     if (vgpu_ledger_take(process->ledger, ENTRY_BACKING, id, &backing))
         return;
-    if (backing.device == NO_DEVICE)
+    if (backing.device == NO_DEVICE) {
         bindings_drop(process, id);
-    else
-        give_back(process, &process->devices[backing.device], backing.bytes, VGPU_KIND_DATA);
+        return;
+    }
+    give_back(process, &process->devices[backing.device], backing.bytes, VGPU_KIND_DATA);
+    if (__atomic_load_n(&process->exports, __ATOMIC_RELAXED))
+        vgpu_core_stir(process->core);
 }
 
 bool handle_find(struct process *process, CUmemGenericAllocationHandle handle,
@@ -319,6 +322,7 @@ CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocat
                                 .aux2 = backing.bytes};
     (void)vgpu_ledger_take(process->ledger, ENTRY_EXPORT, shared.key, &old);
     (void)vgpu_ledger_put(process->ledger, &shared);
+    shared_mark(process, true);
     return result;
 }
 
@@ -390,6 +394,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
         result = import_own(process, made, &shared);
     else if (!handle_enter(process, made, ordinal, 0))
         result = NO_MEMORY;
+    else
+        shared_mark(process, false);
     if (result != CUDA_SUCCESS)
         (void)CALL_REAL(cuMemRelease, made);
     else

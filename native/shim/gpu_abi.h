@@ -51,6 +51,11 @@ typedef struct CUmulticastObjectProp_st CUmulticastObjectProp;
 typedef uint32_t VdpDevice;
 typedef int VdpGetProcAddress(VdpDevice, uint32_t, void **);
 
+#define CU_IPC_HANDLE_SIZE 64
+typedef struct CUipcMemHandle_st {
+    char reserved[CU_IPC_HANDLE_SIZE];
+} CUipcMemHandle;
+
 typedef struct CUuuid_st {
     char bytes[16];
 } CUuuid;

@@ -314,7 +314,7 @@ void pool_trim(struct pool *pool) {
 /* Under pool_lock. */
 static void set_charged(struct pool *pool, uint64_t bytes) {
     if (pool->kind == POOL_MANAGED)
-        __atomic_fetch_add(&pool->device->invisible, bytes - pool->charged, __ATOMIC_RELAXED);
+        invisible_add(pool->device, (int64_t)(bytes - pool->charged));
     if (pool->kind == POOL_GRAPH)
         pool->device->graph = bytes;
     else if (bytes)

@@ -47,6 +47,7 @@ enum ledger_kind {
     ENTRY_MODULE,   /* CUmodule; aux = its library, if any */
     ENTRY_LIBRARY,  /* CUlibrary; bytes = estimate of its image in each context */
     ENTRY_LOADED,   /* library and context hashed; aux = library, aux2 = context */
+    ENTRY_SHARED,   /* address of an ENTRY_POINTER that was given to other processes */
     ENTRY_FUNCTION, /* CUfunction or CUkernel; bytes = module or library (a handle, not a size),
                           aux = local memory per thread, aux2 = context of a CUfunction, else 0 */
     ENTRY_EXEC,     /* CUgraphExec and device; bytes = its memory nodes (cuda_graph.c) */
@@ -64,17 +65,22 @@ struct device {
     /* Stability of a settle: started in the low half, finished in the high half. */
     uint64_t operations;
 
-    /* Under settle_lock: */
-    uint64_t other;     /* charged beyond what the ledger tracks: contexts, images, stacks */
-    uint64_t invisible; /* charged and tracked, but not in NVML's figure: managed, imported */
-    uint64_t pending;   /* charged ahead: heaps and FIFOs that the driver takes later */
-    uint64_t graph;     /* charged for graph memory: the driver's reserved figure */
-    uint32_t trims;     /* graph memory given up so often */
+    uint64_t
+        invisible; /* charged and tracked, but not in NVML's figure: managed, imported; atomic */
 
-    uint32_t contexts; /* live or being made */
-    uint32_t births;   /* contexts ever begun */
-    uint32_t streams;  /* most at a time: the driver keeps the memory of destroyed ones */
-    bool met;          /* looked for foreign ids before its first context */
+    /* Under settle_lock: */
+    uint64_t other;      /* charged beyond what the ledger tracks: contexts, images, stacks */
+    uint64_t invisible;  /* charged and tracked, but not in NVML's figure: managed, imported */
+    uint64_t pending;    /* charged ahead: heaps and FIFOs that the driver takes later */
+    uint64_t graph;      /* charged for graph memory: the driver's reserved figure */
+    uint32_t stirred;    /* ext.stirred when the ghosts were last counted */
+    uint64_t counted_ns; /* and when that was, for refusals */
+    uint32_t trims;      /* graph memory given up so often */
+
+    uint32_t contexts;        /* live or being made */
+    uint32_t births;          /* contexts ever begun */
+    uint32_t streams;         /* most at a time: the driver keeps the memory of destroyed ones */
+    bool met;                 /* looked for foreign ids before its first context */
     struct lock context_lock; /* first retain, last release and reset of the primary context */
 };
 
@@ -85,6 +91,7 @@ struct process {
     bool per_device;                  /* limits differ by device */
     bool foreign_ids;                 /* NVML lists process ids of another namespace */
     uint64_t instance;                /* this run of the container */
+    uint32_t exports;                 /* 1 once memory was given to other processes */
     char path[PATH_MAX];              /* region file */
     bool other_path;                  /* or, when that cannot be used, FALLBACK_CACHE */
     uint64_t limit[VGPU_MAX_DEVICES]; /* bytes by region index, 0 = none; the authority's */
@@ -158,6 +165,11 @@ static inline void operation_end(struct device *device) {
     __atomic_fetch_add(&device->operations, UINT64_C(1) << 32, __ATOMIC_ACQ_REL);
 }
 
+/* Charged memory that NVML does not count for this process came (or, negative, went). */
+static inline void invisible_add(struct device *device, int64_t bytes) {
+    __atomic_fetch_add(&device->invisible, (uint64_t)bytes, __ATOMIC_RELAXED);
+}
+
 /* What a request of `bytes` takes: whole granules. */
 static inline uint64_t granules(uint64_t bytes) {
     return bytes > UINT64_MAX - GRANULE ? bytes : (bytes + GRANULE - 1) & ~(GRANULE - 1);
@@ -227,6 +239,13 @@ uint64_t estimate_context(struct process *process, struct device *device);
 
 /* Charges processes of this container that hold no slot to the region's ghost word. */
 void settle_ghosts(struct process *process, struct device *device);
+
+/* Memory was given to another process, or taken from one: from now on it may outlive its maker. */
+void shared_mark(struct process *process, bool exported);
+/* An allocation of a process that exports was freed. */
+void shared_freed(struct process *process, uint64_t address);
+/* A refusal is only final when what is charged for others is still true. False: nothing changed. */
+bool settle_ghosts_again(struct process *process, struct device *device);
 
 /* Fills the region's UUIDs in NVML order. */
 void settle_device_order(struct process *process);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "process.h"
@@ -18,14 +19,18 @@
 /* Inode of the initial PID namespace (PROC_PID_INIT_INO of the kernel). */
 #define INITIAL_PID_NAMESPACE 0xEFFFFFFCu
 /* Measured: 3.9 MiB a multiprocessor on an H200, 2.6 on a T4. */
+/* At most so often is what is charged for others looked at again before a refusal. */
+#define GHOST_EVERY_NS UINT64_C(50000000)
 #define CONTEXT_PER_MULTIPROCESSOR (4 * MIB)
 
 struct listed {
     nvmlProcessInfo_t *rows;
     unsigned int count;
+    uint64_t *granted; /* by slot, just before the list was made */
 };
 
-#define LISTED_BYTES (PROCESSES_MAX * sizeof(nvmlProcessInfo_t))
+#define ROWS_BYTES (PROCESSES_MAX * sizeof(nvmlProcessInfo_t))
+#define LISTED_BYTES (ROWS_BYTES + VGPU_MAX_SLOTS * sizeof(uint64_t))
 
 static bool nvml_start(void) {
     /* 0 not tried, 1 works, 2 does not. A child inherits the answer but not the library's state. */
@@ -53,12 +58,24 @@ static int nvml_device(struct process *process, struct device *device, nvmlDevic
     return 0;
 }
 
-static int list_processes(nvmlDevice_t handle, struct listed *list) {
-    list->rows =
-        mmap(NULL, LISTED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (list->rows == MAP_FAILED)
+static uint32_t slots_used(struct process *process) {
+    uint32_t high = __atomic_load_n(&vgpu_core_ext(process->core)->slot_high, __ATOMIC_RELAXED);
+    return high < VGPU_MAX_SLOTS ? high : VGPU_MAX_SLOTS;
+}
+
+static int list_processes(struct process *process, struct device *device, struct listed *list) {
+    nvmlDevice_t handle;
+    if (nvml_device(process, device, &handle))
         return -ENODATA;
+    char *room =
+        mmap(NULL, LISTED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+        return -ENODATA;
+    list->rows = (nvmlProcessInfo_t *)(void *)room;
+    list->granted = (uint64_t *)(void *)(room + ROWS_BYTES);
     list->count = PROCESSES_MAX;
+    for (uint32_t i = 0; i < slots_used(process); i++)
+        list->granted[i] = vgpu_used_slot(process->core, (int)i, device->index);
     nvmlReturn_t result = NVML_ERROR_FUNCTION_NOT_FOUND;
     if (real.nvmlDeviceGetComputeRunningProcesses_v3)
         result =
@@ -68,7 +85,7 @@ static int list_processes(nvmlDevice_t handle, struct listed *list) {
             CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v2, handle, &list->count, list->rows);
     if (result == NVML_SUCCESS)
         return 0;
-    munmap(list->rows, LISTED_BYTES);
+    munmap(room, LISTED_BYTES);
     return -ENODATA;
 }
 
@@ -103,10 +120,11 @@ static long innermost_pid(long pid) {
     return found;
 }
 
-static bool has_slot(struct process *process, long pid) {
+/* The slot of a listed process, or -1. */
+static int slot_of(struct process *process, long pid) {
     const struct vgpu_hami_region *region = vgpu_core_region(process->core);
     const struct vgpu_ext *ext = vgpu_core_ext(process->core);
-    uint32_t high = ext->slot_high < VGPU_MAX_SLOTS ? ext->slot_high : VGPU_MAX_SLOTS;
+    uint32_t high = slots_used(process);
     uint64_t space = namespace_of(getpid(), "pid"), theirs = 0;
     long inner = 0;
     for (uint32_t i = 0; i < high; i++) {
@@ -114,7 +132,7 @@ static bool has_slot(struct process *process, long pid) {
         if (slot_pid == 0)
             continue;
         if (slot_pid == pid && (ext->info[i].pid_ns == space || ext->info[i].pid_ns == 0))
-            return true;
+            return (int)i;
         if (ext->info[i].pid_ns == space)
             continue;
         if (!theirs) {
@@ -122,26 +140,26 @@ static bool has_slot(struct process *process, long pid) {
             inner = innermost_pid(pid);
         }
         if (slot_pid == inner && ext->info[i].pid_ns == theirs)
-            return true;
+            return (int)i;
     }
-    return false;
+    return -1;
 }
 
-static bool maps_region(struct process *process, long pid) {
+/* Whether the process maps a file whose path holds `part`; `unknown` when that cannot be read. */
+static bool maps(long pid, const char *part, bool unknown) {
     char path[64], *line = NULL;
     size_t room = 0;
     bool found = false;
     snprintf(path, sizeof path, "/proc/%ld/maps", pid);
     FILE *file = fopen(path, "re");
-    while (file && !found && getline(&line, &room, file) > 0) {
+    if (!file)
+        return unknown;
+    while (!found && getline(&line, &room, file) > 0) {
         const char *name = strchr(line, '/');
-        size_t length = strlen(process->path);
-        found = name && strncmp(name, process->path, length) == 0 &&
-                (name[length] == '\n' || strncmp(name + length, " (deleted)", 10) == 0);
+        found = name && strstr(name, part);
     }
     free(line);
-    if (file)
-        fclose(file);
+    fclose(file);
     return found;
 }
 
@@ -154,30 +172,69 @@ static bool is_ours(struct process *process, long pid) {
         return process->required && !host;
     if (theirs != namespace_of(getpid(), "mnt"))
         return false;
-    return !host || maps_region(process, pid);
+    /* A driver that lists host ids may mean somebody else by the number of a process of ours. */
+    return host ? maps(pid, process->path, false) : maps(pid, "/libcuda.so", true);
 }
 
-static void count_ghosts(struct process *process, struct device *device,
-                         const struct listed *list) {
+/* What a process with a slot holds beyond its charge: memory whose maker is gone. */
+static uint64_t excess(struct process *process, struct device *device, const struct listed *list,
+                       int slot, uint64_t own) {
+    uint64_t granted = vgpu_used_slot(process->core, slot, device->index);
+    if (granted < list->granted[slot])
+        granted = list->granted[slot];
+    return own > granted ? own - granted : 0;
+}
+
+/* `settling`: our own excess is about to be charged as such. */
+static void count_ghosts(struct process *process, struct device *device, const struct listed *list,
+                         bool settling) {
+    struct vgpu_ext *ext = vgpu_core_ext(process->core);
+    bool shared = __atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED;
     uint64_t bytes = 0;
     long self = getpid();
     for (unsigned int i = 0; i < list->count && i < PROCESSES_MAX; i++) {
         long pid = (long)list->rows[i].pid;
-        if (pid != self && !has_slot(process, pid) && is_ours(process, pid))
-            bytes += list->rows[i].usedGpuMemory;
+        uint64_t own = list->rows[i].usedGpuMemory;
+        if (settling && pid == self)
+            continue;
+        int slot = pid == self ? vgpu_core_slot(process->core) : slot_of(process, pid);
+        if (slot >= 0)
+            bytes += shared ? excess(process, device, list, slot, own) : 0;
+        else if (is_ours(process, pid))
+            bytes += own;
     }
-    __atomic_store_n(&vgpu_core_ext(process->core)->ghost[device->index], bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&ext->ghost[device->index], bytes, __ATOMIC_RELAXED);
 }
 
 void settle_ghosts(struct process *process, struct device *device) {
-    nvmlDevice_t handle;
     struct listed list;
-    if (process->mode != MODE_ON || device->index < 0)
+    if (process->mode != MODE_ON || device->index < 0 || process->foreign_ids)
         return;
-    if (nvml_device(process, device, &handle) || list_processes(handle, &list))
+    uint32_t stirred = __atomic_load_n(&vgpu_core_ext(process->core)->stirred, __ATOMIC_ACQUIRE);
+    __atomic_store_n(&device->stirred, stirred, __ATOMIC_RELAXED);
+    if (list_processes(process, device, &list))
         return;
-    count_ghosts(process, device, &list);
+    count_ghosts(process, device, &list, false);
     list_free(&list);
+}
+
+static uint64_t coarse_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+bool settle_ghosts_again(struct process *process, struct device *device) {
+    uint64_t *ghost = &vgpu_core_ext(process->core)->ghost[device->index];
+    uint64_t before = __atomic_load_n(ghost, __ATOMIC_RELAXED), now;
+    if (LIKELY(before == 0))
+        return false;
+    now = coarse_now();
+    if (now - __atomic_load_n(&device->counted_ns, __ATOMIC_RELAXED) < GHOST_EVERY_NS)
+        return false;
+    __atomic_store_n(&device->counted_ns, now, __ATOMIC_RELAXED);
+    settle_ghosts(process, device);
+    return __atomic_load_n(ghost, __ATOMIC_RELAXED) < before;
 }
 
 /* ---- the figure --------------------------------------------------------------------------- */
@@ -185,11 +242,9 @@ void settle_ghosts(struct process *process, struct device *device) {
 /* NVML's bytes of this process. Older drivers list host ids, where ours names somebody else:
  * whoever is listed before our first context, or with less than we know of, is not us. */
 static int own_figure(struct process *process, struct device *device, uint64_t *own) {
-    nvmlDevice_t handle;
     struct listed list;
     int result = -ENODATA;
-    if (process->foreign_ids || nvml_device(process, device, &handle) ||
-        list_processes(handle, &list))
+    if (process->foreign_ids || list_processes(process, device, &list))
         return -ENODATA;
     for (unsigned int i = 0; i < list.count && i < PROCESSES_MAX; i++) {
         if (list.rows[i].pid != (unsigned int)getpid())
@@ -198,17 +253,16 @@ static int own_figure(struct process *process, struct device *device, uint64_t *
         result = 0;
     }
     if (result == 0)
-        count_ghosts(process, device, &list);
+        count_ghosts(process, device, &list, true);
     list_free(&list);
     return result;
 }
 
 void settle_foreign(struct process *process, struct device *device) {
-    nvmlDevice_t handle;
     struct listed list;
     if (process->mode != MODE_ON || device->index < 0 || process->foreign_ids)
         return;
-    if (nvml_device(process, device, &handle) || list_processes(handle, &list))
+    if (list_processes(process, device, &list))
         return;
     for (unsigned int i = 0; i < list.count && i < PROCESSES_MAX; i++)
         if (list.rows[i].pid == (unsigned int)getpid() && list.rows[i].usedGpuMemory)
@@ -234,7 +288,8 @@ static int read_beyond_ledger(struct process *process, struct device *device, ui
         if (pools_refresh(process, device, false) ||
             __atomic_load_n(&device->operations, __ATOMIC_ACQUIRE) != operations)
             continue;
-        uint64_t beside = device->other + device->pending + device->invisible;
+        uint64_t beside =
+            device->other + device->pending + __atomic_load_n(&device->invisible, __ATOMIC_RELAXED);
         uint64_t tracked = granted > beside ? granted - beside : 0;
         *beyond = own > tracked ? own - tracked : 0;
         return 0;

@@ -65,17 +65,17 @@ struct device {
     /* Stability of a settle: started in the low half, finished in the high half. */
     uint64_t operations;
 
-    uint64_t
-        invisible; /* charged and tracked, but not in NVML's figure: managed, imported; atomic */
+    /* Charged and tracked, but not in NVML's figure for us: managed, imported. */
+    uint64_t invisible;
 
     /* Under settle_lock: */
-    uint64_t other;      /* charged beyond what the ledger tracks: contexts, images, stacks */
-    uint64_t invisible;  /* charged and tracked, but not in NVML's figure: managed, imported */
-    uint64_t pending;    /* charged ahead: heaps and FIFOs that the driver takes later */
+    uint64_t other;   /* charged beyond what the ledger tracks: contexts, images, stacks */
+    uint64_t pending; /* charged ahead: heaps that the driver takes later */
+
     uint64_t graph;      /* charged for graph memory: the driver's reserved figure */
-    uint32_t stirred;    /* ext.stirred when the ghosts were last counted */
-    uint64_t counted_ns; /* and when that was, for refusals */
     uint32_t trims;      /* graph memory given up so often */
+    uint32_t stirred;    /* ext.stirred when the ghosts were last counted */
+    uint64_t counted_ns; /* and when that was done for a refusal */
 
     uint32_t contexts;        /* live or being made */
     uint32_t births;          /* contexts ever begun */

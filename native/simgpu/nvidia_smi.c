@@ -138,6 +138,16 @@ static const char *process_name(unsigned pid, char *out, unsigned size) {
     return out;
 }
 
+/* The end of a long path says more than its beginning. */
+static const char *shorten(char *name, size_t room) {
+    size_t length = strlen(name);
+    if (length <= room)
+        return name;
+    char *tail = name + length - room;
+    memcpy(tail, "...", 3);
+    return tail;
+}
+
 static void process_rows(unsigned devices) {
     static nvmlProcessInfo_t list[MAX_PROCS];
     unsigned shown = 0;
@@ -160,9 +170,9 @@ static void process_rows(unsigned devices) {
         for (unsigned p = 0; p < n; p++, shown++) {
             bool mig = list[p].gpuInstanceId != 0xffffffffu;
             snprintf(id, sizeof id, mig ? "%u" : "N/A", list[p].gpuInstanceId);
+            process_name(list[p].pid, name, sizeof name);
             printf("| %4u  %4s  %3s  %9u      C   %-36.36s %10lluMiB |\n", i, id, mig ? "0" : "N/A",
-                   list[p].pid, process_name(list[p].pid, name, sizeof name),
-                   list[p].usedGpuMemory / MIB);
+                   list[p].pid, shorten(name, 36), list[p].usedGpuMemory / MIB);
         }
     }
     if (!shown)

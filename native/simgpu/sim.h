@@ -4,7 +4,23 @@
  * daemon and no lock on the hot path: a process announces its bytes in `pending`, sums, and moves
  * them to `used`, so a killed process leaves only words of its own slot behind, and a stopped one
  * blocks nobody. A slot is alive as long as an OFD lock on its byte is held; that lock hangs on
- * the mapping, not on a descriptor, so the kernel drops it however the process ends. */
+ * the mapping, not on a descriptor, so the kernel drops it however the process ends.
+ *
+ * Settings, read when the state file is made (later processes obey the file):
+ *   SIMGPU_STATE          the file; /dev/shm/simgpu-UID
+ *   SIMGPU_MODEL          T4 | H200 | A100 | A100-MIG3g; SIMGPU_MODELS=T4,H200 for a mix
+ *   SIMGPU_COUNT          devices, 1 to 32; a list of models goes round
+ *   SIMGPU_DRIVER         CUDA version, 13000; younger names vanish from cuGetProcAddress
+ * Settings of each process:
+ *   SIMGPU_FAULTS         name:nth or *:result,…   before any effect, outputs unwritten
+ *   SIMGPU_DELAY          name:microseconds,…      SIMGPU_LOG  file for "pid tid name result"
+ *   SIMGPU_HIDE           name,…  hidden from cuGetProcAddress
+ *   SIMGPU_CUDA_ORDER     reverse: CUDA's order is not NVML's
+ *   SIMGPU_SELFLOOKUP     1: cuInit looks itself up       SIMGPU_V1  1: 32-bit calls work
+ *   SIMGPU_NVML_HOSTPIDS  1: process lists as of older drivers    SIMGPU_CC  1: confidential mode
+ *   SIMGPU_NVML_FAIL_AFTER  seconds, then 999             SIMGPU_NVML_NO_MEMORY  1: not supported
+ * Exports for tests: simgpu_device_used, simgpu_process_used, simgpu_set_utilization; in libcuda
+ * also simgpu_live_objects and simgpu_launches. */
 #pragma once
 
 #include <stdatomic.h>

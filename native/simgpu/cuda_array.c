@@ -30,24 +30,9 @@ static size_t pow2(size_t v) {
     return p;
 }
 
-/* Bytes of an element and how many texels it covers each way; 0 for formats we do not know. */
-static size_t element(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned *cover) {
-    unsigned ch = d->NumChannels;
-    *cover = 1;
-    if (ch != 1 && ch != 2 && ch != 4 && !(ch == 3 && d->Format >= 0x91))
-        return 0;
-    switch ((unsigned)d->Format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8:
-        return ch;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF:
-        return 2 * ch;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT:
-        return 4 * ch;
+/* Bytes of a packed format's element, or 0. */
+static size_t packed(unsigned format) {
+    switch (format) {
     case CU_AD_FORMAT_UNORM_INT8X1:
     case CU_AD_FORMAT_SNORM_INT8X1:
         return 1;
@@ -66,26 +51,37 @@ static size_t element(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned *cover) {
     case CU_AD_FORMAT_UNORM_INT16X4:
     case CU_AD_FORMAT_SNORM_INT16X4:
         return 8;
-    case CU_AD_FORMAT_BC1_UNORM:
-    case CU_AD_FORMAT_BC1_UNORM_SRGB:
-    case CU_AD_FORMAT_BC4_UNORM:
-    case CU_AD_FORMAT_BC4_SNORM:
-        *cover = 4;
-        return 8;
-    case CU_AD_FORMAT_BC2_UNORM:
-    case CU_AD_FORMAT_BC2_UNORM_SRGB:
-    case CU_AD_FORMAT_BC3_UNORM:
-    case CU_AD_FORMAT_BC3_UNORM_SRGB:
-    case CU_AD_FORMAT_BC5_UNORM:
-    case CU_AD_FORMAT_BC5_SNORM:
-    case CU_AD_FORMAT_BC6H_UF16:
-    case CU_AD_FORMAT_BC6H_SF16:
-    case CU_AD_FORMAT_BC7_UNORM:
-    case CU_AD_FORMAT_BC7_UNORM_SRGB:
-        *cover = 4;
-        return 16;
     default:
         return 0;
+    }
+}
+
+/* Bytes of an element and how many texels it covers each way; 0 for formats we do not know. */
+static size_t element(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned *cover) {
+    unsigned ch = d->NumChannels, format = (unsigned)d->Format;
+    bool compressed = format >= CU_AD_FORMAT_BC1_UNORM && format <= CU_AD_FORMAT_BC7_UNORM_SRGB;
+    *cover = compressed ? 4 : 1;
+    if (ch != 1 && ch != 2 && ch != 4 && !(ch == 3 && format >= CU_AD_FORMAT_BC1_UNORM))
+        return 0;
+    if (compressed)
+        return format <= CU_AD_FORMAT_BC1_UNORM_SRGB || format == CU_AD_FORMAT_BC4_UNORM ||
+                       format == CU_AD_FORMAT_BC4_SNORM
+                   ? 8
+                   : 16;
+    switch (format) {
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8:
+        return ch;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF:
+        return 2 * ch;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT:
+        return 4 * ch;
+    default:
+        return packed(format);
     }
 }
 

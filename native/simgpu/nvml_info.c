@@ -186,7 +186,7 @@ NV_API(nvmlDeviceGetCudaComputeCapability, (nvmlDevice_t device, int *major, int
 #define CONSTANT(name, type, value)                                  \
     NV_API(name, (nvmlDevice_t device, type * out), (device, out)) { \
         NV_DEVICE(device, dom);                                      \
-        NV_ARG(out && dom);                                          \
+        NV_ARG(out &&dom);                                           \
         *out = value;                                                \
         return NVML_SUCCESS;                                         \
     }

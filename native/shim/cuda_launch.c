@@ -17,8 +17,9 @@ void launch_watch_lazy(void) {
     launch_watch(LAUNCH_LAZY);
 }
 
+/* Without LAUNCH_COLD the targets are there. */
 static uint32_t reasons(void) {
-    return __atomic_load_n(&launch_reasons, __ATOMIC_RELAXED);
+    return __atomic_load_n(&launch_reasons, __ATOMIC_ACQUIRE);
 }
 
 static void lower(uint32_t bits) {
@@ -366,7 +367,7 @@ CUresult MULTI(slow)(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int 
     __atomic_store_n(&symbol##_target, real.symbol, __ATOMIC_RELEASE)
 
 static CUresult warm(void) {
-    if (!driver_ready[LIBRARY_CUDA] && driver_find(LIBRARY_CUDA, true))
+    if (driver_find(LIBRARY_CUDA, true))
         return CUDA_ERROR_NO_DEVICE;
     AIM(cuLaunch);
     AIM(cuLaunchGrid);

@@ -40,25 +40,18 @@ void *driver_swap(void *address);
 /* > 0 while this thread is inside a body: what the driver calls from there passes straight. */
 extern TLS int inside;
 
-/* The real function, or a return when this driver has none. */
-#define REAL(symbol) (real.symbol)
-
-/* First line of every CUDA body: the driver is found, the symbol exists. */
-#define NEED_CUDA(symbol)                                                          \
-    do {                                                                           \
-        if (UNLIKELY(!driver_ready[LIBRARY_CUDA]) && driver_find(LIBRARY_CUDA, 1)) \
-            return CUDA_ERROR_NO_DEVICE;                                           \
-        if (UNLIKELY(!real.symbol))                                                \
-            return CUDA_ERROR_NOT_FOUND;                                           \
+/* First line of every body: the driver is found, the symbol exists. */
+#define NEED(library, symbol, absent, missing)                                      \
+    do {                                                                            \
+        if (UNLIKELY(!__atomic_load_n(&driver_ready[library], __ATOMIC_ACQUIRE)) && \
+            driver_find(library, 1))                                                \
+            return absent;                                                          \
+        if (UNLIKELY(!real.symbol))                                                 \
+            return missing;                                                         \
     } while (0)
-
-#define NEED_NVML(symbol)                                                          \
-    do {                                                                           \
-        if (UNLIKELY(!driver_ready[LIBRARY_NVML]) && driver_find(LIBRARY_NVML, 1)) \
-            return NVML_ERROR_LIBRARY_NOT_FOUND;                                   \
-        if (UNLIKELY(!real.symbol))                                                \
-            return NVML_ERROR_FUNCTION_NOT_FOUND;                                  \
-    } while (0)
+#define NEED_CUDA(symbol) NEED(LIBRARY_CUDA, symbol, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_FOUND)
+#define NEED_NVML(symbol) \
+    NEED(LIBRARY_NVML, symbol, NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_FUNCTION_NOT_FOUND)
 
 /* Calls the real function with re-entry marked. */
 #define CALL_REAL(symbol, ...)                                                   \
@@ -69,6 +62,6 @@ extern TLS int inside;
         result_;                                                                 \
     })
 
-/* Levels of LIBCUDA_LOG_LEVEL; stderr, one line, never stdout. */
-enum log_level { LOG_ERROR = 1, LOG_WARNING = 2, LOG_INFO = 3, LOG_DEBUG = 4 };
+/* Levels of LIBCUDA_LOG_LEVEL, 0 = silent; stderr, one line, never stdout. */
+enum log_level { LOG_ERROR = 1, LOG_WARNING = 2 };
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -30,7 +30,8 @@
     .cfi_startproc
     hint #34
     adrp x16, launch_reasons
-    ldr w16, [x16, :lo12:launch_reasons]
+    add x16, x16, :lo12:launch_reasons
+    ldar w16, [x16] /* or the target could be read before LAUNCH_COLD is seen gone */
     tst w16, #LOOK_FURTHER
     b.ne 1f
     adrp x16, \name\()_target

@@ -1,3 +1,5 @@
+#include <errno.h>
+
 #include "process.h"
 
 /* Reserve, call, settle: the one shape of every charged call. */
@@ -108,6 +110,21 @@ uint64_t allocation_leave(struct process *process, const struct vgpu_entry *entr
     return bytes;
 }
 
+/* The driver gives no address twice: an old entry is one whose end we did not see. A settle since may
+ * have found its memory gone, so its charge becomes one that the next settle corrects. */
+static int pointer_put(struct process *process, const struct vgpu_entry *entry) {
+    struct vgpu_entry old;
+    int error = vgpu_ledger_put(process->ledger, entry);
+    if (LIKELY(error != -EEXIST) ||
+        vgpu_ledger_take(process->ledger, ENTRY_POINTER, entry->key, &old))
+        return error;
+    struct device *device = process_device(process, old.device);
+    uint64_t bytes = allocation_leave(process, &old);
+    estimate_forced(process, device, bytes);
+    give_back(process, device, bytes, VGPU_KIND_DATA);
+    return vgpu_ledger_put(process->ledger, entry);
+}
+
 static CUresult allocation_enter(struct allocation *a, uint64_t address, uint64_t bytes) {
     struct extent e = extent_of(address, bytes);
     struct vgpu_entry entry = {.key = address,
@@ -116,7 +133,7 @@ static CUresult allocation_enter(struct allocation *a, uint64_t address, uint64_
                                .bytes = e.whole,
                                .aux = bytes,
                                .aux2 = context_current()};
-    if (vgpu_ledger_put(a->process->ledger, &entry))
+    if (pointer_put(a->process, &entry))
         return CUDA_ERROR_OUT_OF_MEMORY;
     int64_t edges = edges_ref(a->process, entry.device, &e);
     uint64_t taken = e.whole + (edges > 0 ? (uint64_t)edges : 0);

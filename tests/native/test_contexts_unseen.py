@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from conftest import RunClient, SimEnv
 
-NAMES = ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxCreate_v2")
+NAMES = (
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxCreate_v2",
+    "cuCtxDestroy_v2",
+    "cuCtxPopCurrent_v2",
+)
 
 USE = """
 import sys
@@ -112,5 +118,47 @@ def test_an_unseen_context_is_no_stranger(sim_env: SimEnv, run_client: RunClient
 direct("cuCtxCreate_v2", C.addressof(context), 0, 0)
 init()
 assert same() == 2 * CONTEXT
+""",
+    )
+
+
+def test_an_address_of_an_unseen_end_serves_again(
+    sim_env: SimEnv, run_client: RunClient, sim_dir: Path
+) -> None:
+    """An address whose context ended unseen is granted and charged when the driver gives it again (B051)."""
+    _run(
+        run_client,
+        sim_env(preload=True, limit="1g"),
+        sim_dir,
+        """
+first = ok(ctx_create())
+old = ok(alloc(100 * MIB))
+direct("cuCtxDestroy_v2", first)
+second = ok(ctx_create())
+new = ok(alloc(100 * MIB))
+assert old == new and same() == CONTEXT + 100 * MIB
+ok(free(new))
+ok(ctx_destroy(second))
+assert same() == 0
+""",
+    )
+
+
+def test_process_ids_of_strangers_do_not_hold_a_charge_up(
+    sim_env: SimEnv, run_client: RunClient, sim_dir: Path
+) -> None:
+    """Where NVML's process ids mean nothing, memory freed while shared delays no request (B125)."""
+    _run(
+        run_client,
+        sim_env(preload=True, limit="1g"),
+        sim_dir,
+        """
+direct("cuCtxCreate_v2", C.addressof(context), 0, 0)
+direct("cuCtxPopCurrent_v2", C.addressof(context))
+ok(ctx_create())
+p = ok(alloc(10 * MIB))
+ok(ipc_get(p))
+ok(free(p))
+ok(alloc(10 * MIB))
 """,
     )

@@ -6,8 +6,8 @@
 #include "../core/region.h"
 
 /* Who says what the limit is, in this order: the limit file on a read-only mount of its own (the
- * environment may only lower it), the environment, the limit recorded in the region, the environment of
- * PID 1. The library's own place tells the mount; no variable does. */
+ * environment may only lower it), the environment, that of PID 1, the limit recorded in the region.
+ * The library's own place tells the mount; no variable does. */
 #define DEFAULT_CACHE "/tmp/cudevshr.cache"
 #define FALLBACK_CACHE "/dev/shm/cudevshr.cache"
 

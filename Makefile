@@ -18,7 +18,7 @@ BUILD_REQUIRES = $$($(PY) -c 'import tomllib; \
 
 C_FILES = $(wildcard native/*/*.c native/*/*.h)
 TOOLS = gcc libc6-dev binutils strace qemu-user-static
-PY_FILES = $(wildcard isolator/*.py isolator/*/*.py native/*.py)
+PY_FILES = $(wildcard isolator/*.py isolator/*/*.py native/*.py tests/*.py tests/*/*.py bench/*.py)
 
 .PHONY: help setup tools build demo test test-gpu bench sanitize fuzz lint format clean
 

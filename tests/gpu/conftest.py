@@ -55,7 +55,9 @@ def env(tmp_path: Path, driver: str, libvgpu: Path) -> Environment:
     """Makes environments of one tenant, or (with limit=None) of a bare program."""
 
     def make(limit: str | None = f"{LIMIT_MIB}m", tenant: str = "a", **more: str) -> dict[str, str]:
-        made = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_D", "LD_PRE"))}
+        made = {
+            name: value for name, value in os.environ.items() if not name.startswith(("CUDA_D", "LD_PRE"))
+        }
         made["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [driver, made.get("LD_LIBRARY_PATH")]))
         if limit is not None:
             made["LD_PRELOAD"] = str(libvgpu)

@@ -25,7 +25,7 @@ def run(command, env, timeout=120, check=True):
 
 @pytest.mark.parametrize("runtime", ["static", "shared"])
 def test_lab_program_is_held_to_its_quota(client, env, runtime):
-    """The lab's program gets 3 GiB, is refused 2 GiB more, and sees the limit as the card's size (B022, B129)."""
+    """The lab's program gets 3 GiB, is refused 2 GiB more, and sees the limit as the size (B022, B129)."""
     program = client("lab.cu", f"lab-{runtime}", f"-cudart={runtime}")
     done = run([program], env())
     assert "PASS" in done.stdout
@@ -114,7 +114,7 @@ def test_torch_trains_and_captures_under_a_quota(env, mode):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 def test_torture_never_passes_the_limit(client, env):
-    """32 processes mix odd sizes, half-freed blocks, stacks, local memory: NVML's sum stays within the limit."""
+    """32 processes mix odd sizes, half-freed blocks, stacks, local memory: NVML's sum stays in the limit."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", str(client("torture.c")), "32", "40", "25000"]
     tenant = env(limit="25000m")
     tenant["TORTURE_PRELOAD"] = tenant.pop("LD_PRELOAD")

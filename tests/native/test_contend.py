@@ -48,14 +48,14 @@ def run(contend: Path, env: dict[str, str], *arguments: object) -> dict[str, flo
 
 @pytest.mark.timeout(300)
 def test_one_of_eight_wins_each_race(contend: Path, sim_env: SimEnv) -> None:
-    """Eight processes that each ask for 0.6 of what is left, at once: exactly one is granted, each round (B032)."""
+    """Of eight processes that ask for 0.6 of what is left at once, one is granted, each round (B032)."""
     seen = run(contend, sim_env(preload=True, limit="4147m"), "race", 8, ROUNDS)
     assert seen == {"none": 0, "one": ROUNDS, "more": 0, "bad": 0}
 
 
 @pytest.mark.timeout(300)
 def test_quota_of_the_killed_is_back_at_once(contend: Path, sim_env: SimEnv) -> None:
-    """A process killed at a random moment gives all back within 100 ms of its end; nobody waits (B033, B036, B044)."""
+    """A process killed at random gives all back within 100 ms of its end; nobody waits (B033, B036, B044)."""
     seen = run(contend, sim_env(preload=True, limit="4147m"), "kill", KILLS, int(signal.SIGKILL))
     assert (seen["times"], seen["late"], seen["lost"]) == (KILLS, 0, 0)
     assert seen["longest_call_ms"] < 100
@@ -63,7 +63,7 @@ def test_quota_of_the_killed_is_back_at_once(contend: Path, sim_env: SimEnv) -> 
 
 @pytest.mark.timeout(120)
 def test_stopped_process_blocks_nobody(contend: Path, sim_env: SimEnv) -> None:
-    """A process stopped at a random moment, a lock held included, delays no other call beyond 100 ms (B037)."""
+    """A process stopped at random, a lock held included, delays no other call beyond 100 ms (B037)."""
     seen = run(contend, sim_env(preload=True, limit="4147m"), "kill", 200, int(signal.SIGSTOP))
     assert (seen["times"], seen["late"], seen["lost"]) == (200, 0, 0)
     assert seen["longest_call_ms"] < 100

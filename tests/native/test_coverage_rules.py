@@ -245,20 +245,6 @@ print(peer.communicate()[0].decode().strip(), both - alone == 106954752)
     assert _run(run_client, sim_env(preload=True, limit="1g"), code) == "True True\n"
 
 
-def test_access_rights_take_nothing(sim_env: SimEnv, run_client: RunClient) -> None:
-    """Reserving addresses and setting access to mapped memory moves neither charge nor memory (B048)."""
-    code = """
-from vmmcalls import *
-h = ok(create(64 << 20))
-va = ok(reserve(64 << 20))
-ok(map_at(va, 64 << 20, h))
-access = (u32 * 4)(1, 0, 3, 0)
-unchanged("access", lambda: ok(call("cuMemSetAccess", va, size_t(64 << 20), access, size_t(1))))
-print(charged() == held())
-"""
-    assert _run(run_client, sim_env(preload=True, limit="1g"), code) == "True\n"
-
-
 def test_events_take_no_device_memory(sim_env: SimEnv, run_client: RunClient) -> None:
     """Four thousand events move neither charge nor memory, as measured on a real card (B121)."""
     code = """

@@ -269,7 +269,7 @@ assert same() == base
 
 
 def test_access_rights_take_nothing(sim_env: SimEnv, run_client: RunClient) -> None:
-    """Reserving addresses and giving access to mapped memory changes no charge."""
+    """Reserving addresses and giving access to mapped memory changes no charge (B048)."""
     _run(
         run_client,
         sim_env(preload=True, limit="1g"),

@@ -5,7 +5,10 @@ import torch
 torch.manual_seed(1)
 torch.backends.cuda.matmul.allow_tf32 = False
 model = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 32 * 32, 10)
+    torch.nn.Conv2d(3, 16, 3, padding=1),
+    torch.nn.ReLU(),
+    torch.nn.Flatten(),
+    torch.nn.Linear(16 * 32 * 32, 10),
 ).cuda()
 optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = torch.randn(32, 3, 32, 32, device="cuda")

@@ -144,3 +144,14 @@ def test_exported_names_are_only_those_of_the_driver(sim_dir: Path) -> None:
             ["readelf", "-d", str(sim_dir / library)], capture_output=True, text=True, check=True
         )
         assert f"soname: [{library}]" in dynamic.stdout
+
+
+def test_libraries_call_their_own_exports_as_the_driver_does(sim_dir: Path) -> None:
+    """NVML reaches nvmlInitWithFlags where an interposer can be met; the driver reaches nothing so."""
+    slots = {}
+    for library, prefix in (("libcuda.so.1", "cu"), ("libnvidia-ml.so.1", "nvml")):
+        listing = subprocess.run(
+            ["readelf", "-rW", str(sim_dir / library)], capture_output=True, text=True, check=True
+        )
+        slots[library] = set(re.findall(rf"(?:JUMP_SLOT?|GLOB_DAT)\s+\S+\s+({prefix}\w+)", listing.stdout))
+    assert slots == {"libcuda.so.1": set(), "libnvidia-ml.so.1": {"nvmlInit_v2", "nvmlInitWithFlags"}}

@@ -91,7 +91,8 @@ int vgpu_core_slot_live(vgpu_core *core, int slot);
 /* ---- quota --------------------------------------------------------------------------- */
 
 /* Charges `bytes` (rounded up to VGPU_UNIT) on `device`, before the driver is asked. 0, or
- * -ENOMEM: refused, nothing changed. Needs a slot (-EBADF). With no limit it always succeeds.
+ * -ENOMEM: refused, nothing changed. Needs a slot (-EBADF). With no limit only what no card has
+ * (16 TiB) is refused.
  * A refusal counts in ext.refused. Wait bounded to 25 ms. */
 int vgpu_charge(vgpu_core *core, int device, uint64_t bytes, int kind);
 

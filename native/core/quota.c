@@ -441,6 +441,10 @@ int vgpu_charge(vgpu_core *core, int device, uint64_t bytes, int kind) {
     }
     limit = limit_of(core, device);
     if (limit == 0) {
+        /* What a word cannot hold no card has; cut short it would be given back in full. */
+        if (units > headroom(shadow_of(&core->own[device]))) {
+            return refuse(core, device, bytes);
+        }
         grant_forced(core, device, units, column_of(kind));
         return 0;
     }

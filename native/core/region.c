@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -178,8 +179,14 @@ static int rewrite_all(int fd) {
     return 0;
 }
 
-/* Every block, now: a hole on a full disk would be a SIGBUS at some later store. */
+/* Every block, now: a hole on a full disk would be a SIGBUS at some later store. Beyond the process's
+ * own limit on file sizes the kernel would not only refuse but send SIGXFSZ. */
 static int allocate(int fd) {
+    struct rlimit most;
+
+    if (!getrlimit(RLIMIT_FSIZE, &most) && most.rlim_cur < VGPU_REGION_SIZE) {
+        return -EFBIG;
+    }
     for (int tries = 0; tries < 100; tries++) {
         if (!fallocate(fd, 0, 0, VGPU_REGION_SIZE)) {
             return 0;

@@ -4,32 +4,10 @@
 
 /* Reserve, call, settle: the one shape of every charged call. */
 
-/* Memory that processes share may have lost its maker since we last looked. */
-static bool is_stirred(const struct process *process, const struct device *device) {
-    const struct vgpu_ext *ext = vgpu_core_ext(process->core);
-    return (__atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED) &&
-           __atomic_load_n(&ext->stirred, __ATOMIC_RELAXED) !=
-               __atomic_load_n(&device->stirred, __ATOMIC_RELAXED);
-}
-
-/* The charge itself may find a dead process, and so memory that lost its maker: then it was granted
- * on an old count. */
-static bool charge_once(struct process *process, struct device *device, uint64_t bytes, int kind) {
-    for (;;) {
-        if (UNLIKELY(is_stirred(process, device)))
-            settle_ghosts(process, device);
-        if (vgpu_charge(process->core, device->index, bytes, kind))
-            return false;
-        if (LIKELY(!is_stirred(process, device)))
-            return true;
-        vgpu_give_back(process->core, device->index, bytes, kind);
-    }
-}
-
 CUresult charge(struct process *process, struct device *device, uint64_t bytes, int kind) {
     if (UNLIKELY(process->mode != MODE_ON || device->index < 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (LIKELY(charge_once(process, device, bytes, kind)))
+    if (LIKELY(vgpu_charge(process->core, device->index, bytes, kind) == 0))
         return CUDA_SUCCESS;
     /* Neither memory that our own pools keep unused, nor what is counted for processes that are gone,
      * is a reason to refuse. */
@@ -37,7 +15,8 @@ CUresult charge(struct process *process, struct device *device, uint64_t bytes, 
     less |= settle_ghosts_again(process, device);
     if (!less)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return charge_once(process, device, bytes, kind) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return vgpu_charge(process->core, device->index, bytes, kind) == 0 ? CUDA_SUCCESS
+                                                                       : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void charge_forced(struct process *process, struct device *device, uint64_t bytes, int kind) {
@@ -56,7 +35,7 @@ CUresult allocation_begin(struct allocation *a, struct process *process, uint64_
     if (result != CUDA_SUCCESS)
         return result;
     a->charged = granules(bytes ? bytes : 1);
-    operation_begin(a->device);
+    charging_begin(process, a->device);
     result = charge(process, a->device, a->charged, VGPU_KIND_DATA);
     if (result != CUDA_SUCCESS)
         operation_end(a->device);

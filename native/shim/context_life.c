@@ -112,8 +112,7 @@ void context_death(struct doomed *d, struct process *process, struct device *dev
     bool last = __atomic_fetch_sub(&device->contexts, 1, __ATOMIC_ACQ_REL) == 1;
     operation_end(device);
     local_review(process);
-    if (last)
-        streams_forget(process, device);
+    streams_forget(process, device, last);
     if (last && estimate_clear(process, device))
         launch_watch(LAUNCH_UNSETTLED);
     else

@@ -230,15 +230,17 @@ static uint64_t stream_bytes(struct process *process) {
 struct stream {
     struct taking taking;
     CUstream handle;
-    bool more; /* than there ever were at a time */
+    bool more;  /* than there ever were at a time */
+    bool apart; /* what destroyed ones left may lie in another context */
 };
 
 static CUresult stream_begin(struct stream *s, struct process *process, struct device *device) {
     uint32_t live = __atomic_add_fetch(&process->streams, 1, __ATOMIC_RELAXED);
     s->handle = NULL;
     s->more = live > __atomic_load_n(&device->streams, __ATOMIC_RELAXED);
-    CUresult result =
-        taking_begin(&s->taking, process, device, s->more ? stream_bytes(process) : 0);
+    s->apart = !s->more && __atomic_load_n(&device->contexts, __ATOMIC_RELAXED) > 1;
+    CUresult result = taking_begin(&s->taking, process, device,
+                                   s->more || s->apart ? stream_bytes(process) : 0);
     if (result != CUDA_SUCCESS)
         __atomic_fetch_sub(&process->streams, 1, __ATOMIC_RELAXED);
     return result;
@@ -247,8 +249,10 @@ static CUresult stream_begin(struct stream *s, struct process *process, struct d
 static CUresult stream_end(struct stream *s, CUstream *out, CUresult granted) {
     struct device *device = s->taking.device;
     CUresult result = granted;
-    bool due = s->more && granted == CUDA_SUCCESS &&
-               __atomic_add_fetch(&device->streams, 1, __ATOMIC_RELAXED) % STREAM_SETTLE == 0;
+    bool due = s->apart || (s->more && granted == CUDA_SUCCESS &&
+                            __atomic_add_fetch(&device->streams, 1, __ATOMIC_RELAXED) %
+                                    STREAM_SETTLE ==
+                                0);
     if (due)
         result = taking_end(&s->taking, granted, false);
     else
@@ -313,8 +317,10 @@ static void stream_gone(struct process *process, uint32_t count) {
         ;
 }
 
-void streams_forget(struct process *process, struct device *device) {
-    stream_gone(process, __atomic_exchange_n(&device->streams, 0, __ATOMIC_RELAXED));
+void streams_forget(struct process *process, struct device *device, bool last) {
+    uint32_t most = __atomic_exchange_n(&device->streams, 0, __ATOMIC_RELAXED);
+    if (last)
+        stream_gone(process, most);
 }
 
 #define STREAM_DESTROY_BODY(symbol, stream)      \

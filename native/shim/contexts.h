@@ -39,8 +39,9 @@ uint64_t doomed_end(struct doomed *d, struct process *process, struct device *de
 /* Gives back what was charged ahead, at most `bytes`. */
 void pending_give_back(struct process *process, struct device *device, uint64_t bytes);
 
-/* The device has no context left, so no stream. */
-void streams_forget(struct process *process, struct device *device);
+/* A context is gone, with what its destroyed streams left for others. `last`: the device has none
+ * left, so no stream. */
+void streams_forget(struct process *process, struct device *device, bool last);
 
 /* Gives back all that is known to have been in a context that the driver ended. Ends the operation
  * that doomed_begin was in. */

@@ -179,7 +179,7 @@ static CUresult array_begin(struct array *a, struct process *process,
         needed = size_by_descriptor(d, levels);
     if (asked == CUDA_SUCCESS && needed > MIB) {
         a->bytes = granules(needed);
-        operation_begin(a->device);
+        charging_begin(process, a->device);
         result = charge(process, a->device, a->bytes, VGPU_KIND_DATA);
         if (result != CUDA_SUCCESS)
             operation_end(a->device);
@@ -378,7 +378,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *extMem_out,
     if (result != CUDA_SUCCESS)
         return result;
     uint64_t charged = granules(memHandleDesc->size);
-    operation_begin(device);
+    charging_begin(process, device);
     result = charge(process, device, charged, VGPU_KIND_DATA);
     if (result == CUDA_SUCCESS) {
         CUexternalMemory made = NULL;

@@ -25,13 +25,12 @@ CUresult cuInit(unsigned int Flags) {
 
 /* total = the limit; free = what this container may still really take, so never more than the
  * card has left for anybody. */
-static void limited_info(struct process *process, uint64_t *free, uint64_t *total) {
+static CUresult limited_info(struct process *process, uint64_t *free, uint64_t *total) {
     struct device *device;
-    if (process_current(&device, process) != CUDA_SUCCESS || process->mode != MODE_ON)
-        return;
-    uint64_t limit = process_limit(process, device);
+    CUresult result = process_current(&device, process);
+    uint64_t limit = result == CUDA_SUCCESS ? process_limit(process, device) : 0;
     if (limit == 0)
-        return;
+        return result;
     pools_refresh(process, device, false);
     uint64_t used = vgpu_used(process->core, device->index);
     uint64_t left = used < limit ? limit - used : 0;
@@ -39,6 +38,7 @@ static void limited_info(struct process *process, uint64_t *free, uint64_t *tota
         *total = limit;
     if (left < *free)
         *free = left;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
@@ -52,7 +52,9 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     if (result != CUDA_SUCCESS)
         return result;
     uint64_t shown_free = real_free, shown_total = total ? real_total : UINT64_MAX;
-    limited_info(process, &shown_free, &shown_total);
+    result = limited_info(process, &shown_free, &shown_total);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (free)
         *free = shown_free;
     if (total)
@@ -69,7 +71,9 @@ CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
     if (result != CUDA_SUCCESS)
         return result;
     uint64_t shown_free = free ? *free : 0, shown_total = total ? *total : UINT64_MAX;
-    limited_info(process, &shown_free, &shown_total);
+    result = limited_info(process, &shown_free, &shown_total);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (free)
         *free = (unsigned int)shown_free;
     if (total)

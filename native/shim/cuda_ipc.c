@@ -6,7 +6,7 @@
 void shared_mark(struct process *process, bool exported) {
     uint32_t *flags = &vgpu_core_ext(process->core)->flags;
     if (exported)
-        __atomic_store_n(&process->exports, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_or(&process->shares, SHARE_EXPORTED, __ATOMIC_RELAXED);
     if (!(__atomic_load_n(flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED))
         __atomic_fetch_or(flags, VGPU_FLAG_SHARED, __ATOMIC_RELAXED);
 }
@@ -50,4 +50,15 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned 
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags) {
     OPEN_BODY(cuIpcOpenMemHandle_v2);
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr dptr) {
+    NEED_CUDA(cuIpcCloseMemHandle);
+    struct process *process = enter();
+    if (!process || process->mode != MODE_ON)
+        return real.cuIpcCloseMemHandle(dptr);
+    CUresult result = CALL_REAL(cuIpcCloseMemHandle, dptr);
+    if (result == CUDA_SUCCESS && (shares(process) & SHARE_ADOPTED))
+        vgpu_core_stir(process->core);
+    return result;
 }

@@ -188,6 +188,13 @@ static struct device *device_of(struct process *process, uint64_t context) {
     return process_current(&device, process) == CUDA_SUCCESS ? device : NULL;
 }
 
+/* A CUfunction runs in its module's context, a CUkernel in the launching one. */
+static uint64_t running_context(struct process *process, CUfunction function, uint64_t launching) {
+    struct vgpu_entry entry = {.aux2 = 0};
+    (void)vgpu_ledger_get(process->ledger, ENTRY_FUNCTION, (uint64_t)(uintptr_t)function, &entry);
+    return entry.aux2 ? entry.aux2 : launching;
+}
+
 /* The library that launching a CUkernel loads. */
 static uint64_t library_of(struct process *process, CUfunction function) {
     struct vgpu_entry entry;
@@ -234,6 +241,7 @@ static CUresult launch_begin(struct launch *l, CUfunction function, CUstream str
         return CUDA_SUCCESS;
     if (!launching_context(&context, stream))
         return CUDA_SUCCESS;
+    context = running_context(process, function, context);
     l->device = device_of(process, context);
     if (!l->device)
         return CUDA_SUCCESS;

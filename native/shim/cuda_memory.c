@@ -116,7 +116,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
     if (result != CUDA_SUCCESS)
         return result;
     uint64_t charged = granules(bytesize);
-    operation_begin(device);
+    charging_begin(process, device);
     result = charge(process, device, charged, VGPU_KIND_DATA);
     if (result == CUDA_SUCCESS) {
         CUdeviceptr address = 0;
@@ -175,7 +175,7 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
             freed_add(process, &r->entry, r->stream, bytes);
         else
             give_back(process, r->device, bytes, VGPU_KIND_DATA);
-        if (__atomic_load_n(&process->exports, __ATOMIC_RELAXED))
+        if (shares(process) & SHARE_EXPORTED)
             shared_freed(process, r->entry.key);
     } else {
         invisible_add(r->device, -(int64_t)r->entry.bytes);

@@ -29,8 +29,10 @@ static bool is_seen(struct process *process, const void *function) {
     return vgpu_ledger_get(process->ledger, ENTRY_FUNCTION, key_of(function), &entry) == 0;
 }
 
-/* Its first reading takes 10 us, without loading anything. */
-static void cufunction_seen(struct process *process, CUfunction function, uint64_t owner) {
+/* Its first reading takes 10 us, without loading anything. It is of its module's context, whichever is
+ * current. */
+static void cufunction_seen(struct process *process, CUfunction function, uint64_t owner,
+                            uint64_t context) {
     struct device *device;
     int local = 0;
     if (!function || is_seen(process, function) ||
@@ -43,21 +45,32 @@ static void cufunction_seen(struct process *process, CUfunction function, uint64
                                .device = device->ordinal,
                                .bytes = owner,
                                .aux = local > 0 ? (uint64_t)local : 0,
-                               .aux2 = context_current()};
+                               .aux2 = context ? context : context_current()};
     function_seen(process, &entry);
+}
+
+/* A stream of another context than the current one takes its launches there. */
+static bool is_due_anywhere(struct process *process, uint64_t library) {
+    struct vgpu_entry entry;
+    uint64_t cursor = 0;
+    if (loading_due(process, library, context_current()))
+        return true;
+    while (vgpu_ledger_next(process->ledger, ENTRY_CONTEXT, &cursor, &entry) == 0)
+        if (entry.aux && loading_due(process, library, entry.key))
+            return true;
+    return false;
 }
 
 static void cukernel_seen(struct process *process, CUkernel kernel, uint64_t library) {
     struct device *device;
     int local = 0, ordinal = 0;
-    uint64_t context = context_current();
     if (!kernel)
         return;
-    if (loading_due(process, library, context))
+    if (is_due_anywhere(process, library))
         launch_watch_lazy();
     if (is_seen(process, kernel))
         return;
-    if (context && process_current(&device, process) == CUDA_SUCCESS)
+    if (context_current() && process_current(&device, process) == CUDA_SUCCESS)
         ordinal = device->ordinal;
     if (real.cuKernelGetAttribute)
         (void)CALL_REAL(cuKernelGetAttribute, &local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, kernel,
@@ -224,7 +237,7 @@ CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
     if (result != CUDA_SUCCESS)
         return result;
     (void)vgpu_ledger_get(process->ledger, ENTRY_MODULE, key_of(hmod), &module);
-    cufunction_seen(process, *hfunc, module.aux ? module.aux : key_of(hmod));
+    cufunction_seen(process, *hfunc, module.aux ? module.aux : key_of(hmod), module.aux2);
     return result;
 }
 
@@ -241,7 +254,7 @@ CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int numFunct
         return result;
     (void)vgpu_ledger_get(process->ledger, ENTRY_MODULE, key_of(mod), &module);
     for (unsigned int i = 0; i < count && i < numFunctions; i++)
-        cufunction_seen(process, functions[i], module.aux ? module.aux : key_of(mod));
+        cufunction_seen(process, functions[i], module.aux ? module.aux : key_of(mod), module.aux2);
     return result;
 }
 
@@ -423,8 +436,11 @@ static CUresult using_begin(struct loading *l, struct process *process, uint64_t
 CUresult cuLibraryGetModule(CUmodule *pMod, CUlibrary library) {
     USING_BODY(cuLibraryGetModule, library, pMod, library);
     if (result == CUDA_SUCCESS) {
+        struct device *device = NULL;
+        (void)process_current(&device, process);
         struct vgpu_entry entry = {.key = key_of(*pMod),
                                    .kind = ENTRY_MODULE,
+                                   .device = device ? device->ordinal : 0,
                                    .aux = key_of(library),
                                    .aux2 = context_current()};
         (void)vgpu_ledger_put(process->ledger, &entry);
@@ -452,6 +468,6 @@ static const void *library_of(struct process *process, CUkernel kernel) {
 CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel) {
     USING_BODY(cuKernelGetFunction, library_of(process, kernel), pFunc, kernel);
     if (result == CUDA_SUCCESS)
-        cufunction_seen(process, *pFunc, key_of(library_of(process, kernel)));
+        cufunction_seen(process, *pFunc, key_of(library_of(process, kernel)), 0);
     return result;
 }

@@ -98,7 +98,7 @@ static CUresult request_begin(struct request *r) {
     CUresult result = device->index < 0 ? NO_MEMORY : CUDA_SUCCESS;
     r->credit = 0;
     r->tight = false;
-    operation_begin(device);
+    charging_begin(r->process, device);
     if (result == CUDA_SUCCESS && limit &&
         (r->last || worst > POOL_STEP || !pool_fits(r->pool, worst + margin(r)))) {
         if (r->last || pool_fits(r->pool, worst)) {

@@ -77,7 +77,7 @@ void backing_drop(struct process *process, uint64_t id, int64_t handles, int64_t
         return;
     }
     give_back(process, &process->devices[backing.device], backing.bytes, VGPU_KIND_DATA);
-    if (__atomic_load_n(&process->exports, __ATOMIC_RELAXED))
+    if (shares(process))
         vgpu_core_stir(process->core);
 }
 
@@ -133,7 +133,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
     if (!device)
         return real.cuMemCreate(handle, size, prop, flags);
     uint64_t charged = granules(size);
-    operation_begin(device);
+    charging_begin(process, device);
     CUresult result = charge(process, device, charged, VGPU_KIND_DATA);
     if (result == CUDA_SUCCESS) {
         CUmemGenericAllocationHandle made = 0;

@@ -91,7 +91,7 @@ struct process {
     bool per_device;                  /* limits differ by device */
     bool foreign_ids;                 /* NVML lists process ids of another namespace */
     uint64_t instance;                /* this run of the container */
-    uint32_t exports;                 /* 1 once memory was given to other processes */
+    uint32_t shares;                  /* enum share */
     char path[PATH_MAX];              /* region file */
     bool other_path;                  /* or, when that cannot be used, FALLBACK_CACHE */
     uint64_t limit[VGPU_MAX_DEVICES]; /* bytes by region index, 0 = none; the authority's */
@@ -163,6 +163,18 @@ static inline void operation_begin(struct device *device) {
 }
 static inline void operation_end(struct device *device) {
     __atomic_fetch_add(&device->operations, UINT64_C(1) << 32, __ATOMIC_ACQ_REL);
+}
+
+/* Charges what lost its maker since we last looked, in this process and in others. */
+void settle_shared(struct process *process, struct device *device);
+
+/* As operation_begin, where a charge follows: first what others left us is charged. */
+static inline void charging_begin(struct process *process, struct device *device) {
+    if (LIKELY(process->mode == MODE_ON) &&
+        UNLIKELY(__atomic_load_n(&vgpu_core_ext(process->core)->flags, __ATOMIC_RELAXED) &
+                 VGPU_FLAG_SHARED))
+        settle_shared(process, device);
+    operation_begin(device);
 }
 
 /* Charged memory that NVML does not count for this process came (or, negative, went). */
@@ -239,6 +251,15 @@ uint64_t estimate_context(struct process *process, struct device *device);
 
 /* Charges processes of this container that hold no slot to the region's ghost word. */
 void settle_ghosts(struct process *process, struct device *device);
+
+/* What this process did with memory of several processes: reasons to look again when it lets go. */
+enum share {
+    SHARE_EXPORTED = 1, /* gave some to others */
+    SHARE_ADOPTED = 2,  /* is charged for some whose maker is gone */
+};
+static inline uint32_t shares(const struct process *process) {
+    return __atomic_load_n(&process->shares, __ATOMIC_RELAXED);
+}
 
 /* Memory was given to another process, or taken from one: from now on it may outlive its maker. */
 void shared_mark(struct process *process, bool exported);

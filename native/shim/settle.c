@@ -185,9 +185,9 @@ static uint64_t excess(struct process *process, struct device *device, const str
     return own > granted ? own - granted : 0;
 }
 
-/* `settling`: our own excess is about to be charged as such. */
-static void count_ghosts(struct process *process, struct device *device, const struct listed *list,
-                         bool settling) {
+/* Our own excess is no ghost: a settle charges it. */
+static void count_ghosts(struct process *process, struct device *device,
+                         const struct listed *list) {
     struct vgpu_ext *ext = vgpu_core_ext(process->core);
     bool shared = __atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED;
     uint64_t bytes = 0;
@@ -195,9 +195,9 @@ static void count_ghosts(struct process *process, struct device *device, const s
     for (unsigned int i = 0; i < list->count && i < PROCESSES_MAX; i++) {
         long pid = (long)list->rows[i].pid;
         uint64_t own = list->rows[i].usedGpuMemory;
-        if (settling && pid == self)
+        if (pid == self)
             continue;
-        int slot = pid == self ? vgpu_core_slot(process->core) : slot_of(process, pid);
+        int slot = slot_of(process, pid);
         if (slot >= 0)
             bytes += shared ? excess(process, device, list, slot, own) : 0;
         else if (is_ours(process, pid))
@@ -210,11 +210,9 @@ void settle_ghosts(struct process *process, struct device *device) {
     struct listed list;
     if (process->mode != MODE_ON || device->index < 0 || process->foreign_ids)
         return;
-    uint32_t stirred = __atomic_load_n(&vgpu_core_ext(process->core)->stirred, __ATOMIC_ACQUIRE);
-    __atomic_store_n(&device->stirred, stirred, __ATOMIC_RELAXED);
     if (list_processes(process, device, &list))
         return;
-    count_ghosts(process, device, &list, false);
+    count_ghosts(process, device, &list);
     list_free(&list);
 }
 
@@ -253,7 +251,7 @@ static int own_figure(struct process *process, struct device *device, uint64_t *
         result = 0;
     }
     if (result == 0)
-        count_ghosts(process, device, &list, true);
+        count_ghosts(process, device, &list);
     list_free(&list);
     return result;
 }
@@ -343,6 +341,24 @@ int settle(struct process *process, struct device *device, bool force) {
     return result;
 }
 
+/* The dead are looked for here, so that the charge that follows finds none: it could not settle. */
+void settle_shared(struct process *process, struct device *device) {
+    if (device->index < 0)
+        return;
+    (void)vgpu_core_sweep(process->core, 0);
+    uint32_t now = __atomic_load_n(&vgpu_core_ext(process->core)->stirred, __ATOMIC_ACQUIRE);
+    if (LIKELY(now == __atomic_load_n(&device->stirred, __ATOMIC_RELAXED)))
+        return;
+    uint64_t before = device->other;
+    int result = settle(process, device, true);
+    if (device->other > before)
+        __atomic_fetch_or(&process->shares, SHARE_ADOPTED, __ATOMIC_RELAXED);
+    if (result == -ENODATA)
+        settle_ghosts(process, device);
+    if (result != -EAGAIN)
+        __atomic_store_n(&device->stirred, now, __ATOMIC_RELAXED);
+}
+
 /* ---- estimates ------------------------------------------------------------------------------ */
 
 CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes) {
@@ -372,7 +388,7 @@ CUresult taking_begin(struct taking *t, struct process *process, struct device *
     *t = (struct taking){process, device, bytes};
     if (process->mode != MODE_ON)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    operation_begin(device);
+    charging_begin(process, device);
     if (bytes == 0 || estimate_charge(process, device, bytes) == CUDA_SUCCESS)
         return CUDA_SUCCESS;
     operation_end(device);

@@ -63,6 +63,10 @@ NV_FREE(nvmlInitWithFlags, (unsigned flags), (flags)) {
     return result;
 }
 
+NV_FREE(nvmlInit, (void), ()) {
+    return nvmlInit_v2(); /* the export, see nvml_init.c */
+}
+
 NV_FREE(nvmlShutdown, (void), ()) {
     pthread_mutex_lock(&life);
     int n = atomic_load(&refs);

@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 BUILD_REQUIRES = $$($(PY) -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
 
-C_FILES = $(wildcard native/*/*.c native/*/*.h)
+C_FILES = $(wildcard native/*/*.[ch] tests/*/*.[ch] tests/*/clients/*.[ch] bench/*.c)
 TOOLS = gcc libc6-dev binutils strace qemu-user-static
 PY_FILES = $(wildcard isolator/*.py isolator/*/*.py native/*.py tests/*.py tests/*/*.py bench/*.py)
 

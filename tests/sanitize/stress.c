@@ -9,15 +9,15 @@
 
 static long granted, refused, other;
 
-static CUresult count(CUresult result)
-{
-    long *at = result == CUDA_SUCCESS ? &granted : result == CUDA_ERROR_OUT_OF_MEMORY ? &refused : &other;
+static CUresult count(CUresult result) {
+    long *at = result == CUDA_SUCCESS               ? &granted
+               : result == CUDA_ERROR_OUT_OF_MEMORY ? &refused
+                                                    : &other;
     __atomic_fetch_add(at, 1, __ATOMIC_RELAXED);
     return result;
 }
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
@@ -25,8 +25,7 @@ static double now(void)
 
 static double until;
 
-static void *work(void *data)
-{
+static void *work(void *data) {
     struct worker worker = {.seed = (unsigned)(uintptr_t)data};
     must("current", cuCtxSetCurrent(context));
     must("stream", cuStreamCreate(&worker.stream, CU_STREAM_NON_BLOCKING));
@@ -40,8 +39,7 @@ static void *work(void *data)
     return NULL;
 }
 
-static void run(int threads)
-{
+static void run(int threads) {
     pthread_t ids[64];
     for (int i = 0; i < threads; i++)
         pthread_create(&ids[i], NULL, work, (void *)(uintptr_t)(i + 1));
@@ -49,16 +47,14 @@ static void run(int threads)
         pthread_join(ids[i], NULL);
 }
 
-static void rest(void)
-{
+static void rest(void) {
     must("trim", cuDeviceGraphMemTrim(device));
     must("stack", cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024));
     must("sync", cuCtxSynchronize());
 }
 
 /* The container's account, by both surfaces, against the simulator's, while all of it is at rest. */
-static int compare(const char *who)
-{
+static int compare(const char *who) {
     size_t free_, total;
     nvmlDevice_t on;
     nvmlMemory_t memory;
@@ -67,13 +63,13 @@ static int compare(const char *who)
     if (nvmlInit() || nvmlDeviceGetHandleByIndex(0, &on) || nvmlDeviceGetMemoryInfo(on, &memory))
         return 1;
     uint64_t truth = simgpu_device_used(0), ours = total - free_;
-    printf("%s: granted %ld refused %ld other %ld, account %llu, simulator %llu, nvml %llu\n", who, granted,
-           refused, other, (unsigned long long)ours, (unsigned long long)truth, memory.used);
+    printf("%s: granted %ld refused %ld other %ld, account %llu, simulator %llu, nvml %llu\n", who,
+           granted, refused, other, (unsigned long long)ours, (unsigned long long)truth,
+           memory.used);
     return ours != truth || memory.used != ours || granted == 0 || refused == 0;
 }
 
-int main(int arguments, char **argument)
-{
+int main(int arguments, char **argument) {
     int threads = arguments > 1 ? atoi(argument[1]) : 4, status = 0, bad = 0, rested[2];
     double seconds = arguments > 2 ? atof(argument[2]) : 5;
     char word = 0;

@@ -12,8 +12,7 @@
 static CUdevice device;
 static CUcontext context;
 
-static void must(const char *what, CUresult result)
-{
+static void must(const char *what, CUresult result) {
     if (result == CUDA_SUCCESS)
         return;
     fprintf(stderr, "%s: %d\n", what, (int)result);
@@ -21,8 +20,7 @@ static void must(const char *what, CUresult result)
 }
 
 /* CUDA_SUCCESS, or what kept the context from being made. */
-static inline CUresult start(int ordinal)
-{
+static inline CUresult start(int ordinal) {
     must("cuInit", cuInit(0));
     must("cuDeviceGet", cuDeviceGet(&device, ordinal));
     CUresult result = cuDevicePrimaryCtxRetain(&context, device);
@@ -30,26 +28,26 @@ static inline CUresult start(int ordinal)
 }
 
 /* A kernel with `local` bytes of local memory a thread, and `global` bytes of global memory. */
-static inline CUresult load(CUmodule *module, CUfunction *function, size_t local, size_t global)
-{
+static inline CUresult load(CUmodule *module, CUfunction *function, size_t local, size_t global) {
     char text[2048], body[512] = "", array[128] = "";
     if (local)
         snprintf(body, sizeof body,
                  ".local .align 4 .b8 buf[%zu]; .reg .u64 %%a,%%b; .reg .u32 %%t;"
                  "mov.u32 %%t,%%tid.x; cvt.u64.u32 %%a,%%t; mov.u64 %%b,buf; add.u64 %%b,%%b,%%a;"
-                 "st.local.u8 [%%b],%%t; xor.b64 %%b,%%b,1; ld.local.u8 %%t,[%%b]; st.global.u32 [sink],%%t;",
+                 "st.local.u8 [%%b],%%t; xor.b64 %%b,%%b,1; ld.local.u8 %%t,[%%b]; st.global.u32 "
+                 "[sink],%%t;",
                  local);
     if (global)
         snprintf(array, sizeof array, ".visible .global .align 4 .b8 image[%zu];\n", global);
     snprintf(text, sizeof text,
-             ".version 7.0\n.target sm_70\n.address_size 64\n.global .u32 sink;\n%s.visible .entry work(){%s ret;}\n", array,
-             body);
+             ".version 7.0\n.target sm_70\n.address_size 64\n.global .u32 sink;\n%s.visible .entry "
+             "work(){%s ret;}\n",
+             array, body);
     CUresult result = cuModuleLoadData(module, text);
     return result != CUDA_SUCCESS ? result : cuModuleGetFunction(function, *module, "work");
 }
 
-static inline CUmemPoolProps on_device(void)
-{
+static inline CUmemPoolProps on_device(void) {
     CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED};
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = device;

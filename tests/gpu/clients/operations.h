@@ -13,9 +13,8 @@ struct worker {
 
 static CUresult count(CUresult result);
 
-static void exchange(struct worker *worker)
-{
-    static const size_t sizes[] = {700 * 1024,  64 * 1024,    1153434,      2 * MIB,
+static void exchange(struct worker *worker) {
+    static const size_t sizes[] = {700 * 1024,  64 * 1024,   1153434,      2 * MIB,
                                    2 * MIB + 1, 1536 * 1024, 33 * MIB + 7, 120 * MIB};
     CUdeviceptr *place = &worker->held[rand_r(&worker->seed) % HELD];
     if (*place) {
@@ -26,17 +25,16 @@ static void exchange(struct worker *worker)
     }
 }
 
-static void pooled(struct worker *worker)
-{
+static void pooled(struct worker *worker) {
     CUdeviceptr address;
-    if (count(cuMemAllocAsync(&address, (size_t)(rand_r(&worker->seed) % 90 + 1) * MIB, worker->stream)) == CUDA_SUCCESS)
+    if (count(cuMemAllocAsync(&address, (size_t)(rand_r(&worker->seed) % 90 + 1) * MIB,
+                              worker->stream)) == CUDA_SUCCESS)
         must("free async", cuMemFreeAsync(address, worker->stream));
     if (rand_r(&worker->seed) % 2)
         must("sync", cuStreamSynchronize(worker->stream));
 }
 
-static void handles(struct worker *worker)
-{
+static void handles(struct worker *worker) {
     CUmemAllocationProp as = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
     CUmemGenericAllocationHandle handle;
     CUdeviceptr at;
@@ -51,34 +49,31 @@ static void handles(struct worker *worker)
     must("address free", cuMemAddressFree(at, bytes));
 }
 
-static void arrays(struct worker *worker)
-{
-    CUDA_ARRAY_DESCRIPTOR as = {(size_t)(rand_r(&worker->seed) % 2000 + 1), (size_t)(rand_r(&worker->seed) % 2000 + 1),
-                                CU_AD_FORMAT_FLOAT, 1};
+static void arrays(struct worker *worker) {
+    CUDA_ARRAY_DESCRIPTOR as = {(size_t)(rand_r(&worker->seed) % 2000 + 1),
+                                (size_t)(rand_r(&worker->seed) % 2000 + 1), CU_AD_FORMAT_FLOAT, 1};
     CUarray array;
     if (count(cuArrayCreate(&array, &as)) == CUDA_SUCCESS)
         must("array destroy", cuArrayDestroy(array));
 }
 
-static void images(struct worker *worker)
-{
+static void images(struct worker *worker) {
     CUmodule module;
     CUfunction function;
     size_t local = rand_r(&worker->seed) % 4 ? 0 : 4096;
-    if (count(load(&module, &function, local, (size_t)(rand_r(&worker->seed) % 8 + 1) * MIB)) != CUDA_SUCCESS)
+    if (count(load(&module, &function, local, (size_t)(rand_r(&worker->seed) % 8 + 1) * MIB)) !=
+        CUDA_SUCCESS)
         return;
     if (count(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL)) == CUDA_SUCCESS)
         must("ctx sync", cuCtxSynchronize());
     must("unload", cuModuleUnload(module));
 }
 
-static void limits(struct worker *worker)
-{
+static void limits(struct worker *worker) {
     count(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024 << (rand_r(&worker->seed) % 3)));
 }
 
-static void graphs(struct worker *worker)
-{
+static void graphs(struct worker *worker) {
     CUgraph graph;
     CUgraphExec exec;
     CUgraphNode node, freed;
@@ -98,16 +93,14 @@ static void graphs(struct worker *worker)
         must("trim", cuDeviceGraphMemTrim(device));
 }
 
-static void managed(struct worker *worker)
-{
+static void managed(struct worker *worker) {
     CUdeviceptr address;
     if (count(cuMemAllocManaged(&address, (size_t)(rand_r(&worker->seed) % 8 + 1) * MIB,
                                 CU_MEM_ATTACH_GLOBAL)) == CUDA_SUCCESS)
         must("managed free", cuMemFree(address));
 }
 
-static void operate(struct worker *worker)
-{
+static void operate(struct worker *worker) {
     static void (*const rare[])(struct worker *) = {handles, handles, arrays, arrays,
                                                     images,  limits,  graphs, managed};
     int pick = rand_r(&worker->seed) % 100;

@@ -5,50 +5,43 @@
 
 typedef CUresult path(size_t bytes);
 
-static CUresult plain(size_t bytes)
-{
+static CUresult plain(size_t bytes) {
     CUdeviceptr address;
     return cuMemAlloc(&address, bytes);
 }
 
-static CUresult pitch(size_t bytes)
-{
+static CUresult pitch(size_t bytes) {
     CUdeviceptr address;
     size_t got;
     return cuMemAllocPitch(&address, &got, 1 << 20, bytes >> 20, 4);
 }
 
 /* One byte a row: the driver takes 512. */
-static CUresult narrow_pitch(size_t bytes)
-{
+static CUresult narrow_pitch(size_t bytes) {
     CUdeviceptr address;
     size_t got;
     return cuMemAllocPitch(&address, &got, 1, bytes / 512, 4);
 }
 
-static CUresult managed(size_t bytes)
-{
+static CUresult managed(size_t bytes) {
     CUdeviceptr address;
     return cuMemAllocManaged(&address, bytes, CU_MEM_ATTACH_GLOBAL);
 }
 
-static CUstream stream(void)
-{
+static CUstream stream(void) {
     CUstream made;
     must("cuStreamCreate", cuStreamCreate(&made, CU_STREAM_NON_BLOCKING));
     return made;
 }
 
-static CUresult ordered(size_t bytes)
-{
+static CUresult ordered(size_t bytes) {
     CUdeviceptr address;
     CUstream on = stream();
     CUresult result = cuMemAllocAsync(&address, bytes, on);
     return result ? result : cuStreamSynchronize(on);
 }
 
-static CUresult pool(size_t bytes)
-{
+static CUresult pool(size_t bytes) {
     CUmemPoolProps properties = on_device();
     CUmemoryPool made;
     CUdeviceptr address;
@@ -58,8 +51,7 @@ static CUresult pool(size_t bytes)
     return result ? result : cuStreamSynchronize(on);
 }
 
-static CUresult many_small(size_t bytes)
-{
+static CUresult many_small(size_t bytes) {
     CUdeviceptr address;
     CUresult result = CUDA_SUCCESS;
     for (size_t got = 0; got < bytes && !result; got += 700 * 1024)
@@ -67,8 +59,7 @@ static CUresult many_small(size_t bytes)
     return result;
 }
 
-static CUresult handle(size_t bytes)
-{
+static CUresult handle(size_t bytes) {
     CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
     CUmemGenericAllocationHandle made;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -77,8 +68,7 @@ static CUresult handle(size_t bytes)
 }
 
 #define SIDE 8192
-static CUresult array(size_t bytes)
-{
+static CUresult array(size_t bytes) {
     CUDA_ARRAY_DESCRIPTOR as = {SIDE, SIDE, CU_AD_FORMAT_FLOAT, 4};
     CUarray made;
     CUresult result = CUDA_SUCCESS;
@@ -87,8 +77,7 @@ static CUresult array(size_t bytes)
     return result;
 }
 
-static CUresult array_3d(size_t bytes)
-{
+static CUresult array_3d(size_t bytes) {
     CUDA_ARRAY3D_DESCRIPTOR as = {512, 512, 512, CU_AD_FORMAT_FLOAT, 4, 0};
     CUarray made;
     CUresult result = CUDA_SUCCESS;
@@ -97,8 +86,7 @@ static CUresult array_3d(size_t bytes)
     return result;
 }
 
-static CUresult mipmap(size_t bytes)
-{
+static CUresult mipmap(size_t bytes) {
     CUDA_ARRAY3D_DESCRIPTOR as = {SIDE, SIDE, 0, CU_AD_FORMAT_FLOAT, 4, 0};
     CUmipmappedArray made;
     CUresult result = CUDA_SUCCESS;
@@ -107,8 +95,7 @@ static CUresult mipmap(size_t bytes)
     return result;
 }
 
-static CUresult run_graph(CUgraph graph)
-{
+static CUresult run_graph(CUgraph graph) {
     CUgraphExec exec;
     CUstream on = stream();
     CUresult result = cuGraphInstantiate(&exec, graph, 0);
@@ -117,8 +104,7 @@ static CUresult run_graph(CUgraph graph)
     return result ? result : cuStreamSynchronize(on);
 }
 
-static CUresult graph_node(size_t bytes)
-{
+static CUresult graph_node(size_t bytes) {
     CUgraph graph;
     CUgraphNode node;
     CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = on_device(), .bytesize = bytes};
@@ -127,8 +113,7 @@ static CUresult graph_node(size_t bytes)
     return result ? result : run_graph(graph);
 }
 
-static CUresult captured(size_t bytes)
-{
+static CUresult captured(size_t bytes) {
     CUgraph graph;
     CUdeviceptr address;
     CUstream on = stream();
@@ -138,8 +123,7 @@ static CUresult captured(size_t bytes)
     return result ? result : run_graph(graph);
 }
 
-static CUresult contexts(size_t bytes)
-{
+static CUresult contexts(size_t bytes) {
     CUcontext made;
     CUresult result = CUDA_SUCCESS;
     for (size_t got = 0; got < bytes && !result; got += 256 * MIB)
@@ -147,8 +131,7 @@ static CUresult contexts(size_t bytes)
     return result;
 }
 
-static CUresult streams(size_t bytes)
-{
+static CUresult streams(size_t bytes) {
     CUstream made;
     CUresult result = CUDA_SUCCESS;
     for (size_t got = 0; got < bytes && !result; got += MIB / 2)
@@ -156,14 +139,12 @@ static CUresult streams(size_t bytes)
     return result;
 }
 
-static CUresult stack(size_t bytes)
-{
+static CUresult stack(size_t bytes) {
     (void)bytes;
     return cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 64 * 1024);
 }
 
-static CUresult local_memory(size_t bytes)
-{
+static CUresult local_memory(size_t bytes) {
     CUmodule module;
     CUfunction function;
     (void)bytes;
@@ -172,8 +153,7 @@ static CUresult local_memory(size_t bytes)
     return result ? result : cuCtxSynchronize();
 }
 
-static CUresult images(size_t bytes)
-{
+static CUresult images(size_t bytes) {
     CUmodule module;
     CUfunction function;
     CUresult result = CUDA_SUCCESS;
@@ -206,8 +186,7 @@ static const struct {
     {"module_images", images},
 };
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     size_t bytes = count > 1 ? strtoull(arguments[1], NULL, 10) : 8 * GIB;
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         if (count > 2 && strcmp(arguments[2], paths[i].name) != 0)

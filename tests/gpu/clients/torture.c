@@ -13,24 +13,21 @@ struct shared {
 };
 static struct shared *shared;
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static CUresult count(CUresult result)
-{
-    long *at = result == CUDA_SUCCESS             ? &shared->granted
+static CUresult count(CUresult result) {
+    long *at = result == CUDA_SUCCESS               ? &shared->granted
                : result == CUDA_ERROR_OUT_OF_MEMORY ? &shared->refused
                                                     : &shared->other;
     __atomic_fetch_add(at, 1, __ATOMIC_RELAXED);
     return result;
 }
 
-static void child(unsigned seed, double until)
-{
+static void child(unsigned seed, double until) {
     struct worker worker = {.seed = seed};
     while (count(start(0)) != CUDA_SUCCESS) {
         if (now() > until)
@@ -45,8 +42,7 @@ static void child(unsigned seed, double until)
 }
 
 /* NVML's bytes of the children. */
-static unsigned long long used(nvmlDevice_t on)
-{
+static unsigned long long used(nvmlDevice_t on) {
     static nvmlProcessInfo_t rows[512];
     unsigned int listed = 512;
     unsigned long long bytes = 0;
@@ -59,8 +55,7 @@ static unsigned long long used(nvmlDevice_t on)
 
 /* The list is not made at one moment: memory that one child frees and another takes meanwhile counts
  * twice. So the children are stopped for each sample. */
-static unsigned long long frozen(nvmlDevice_t on, const pid_t *children, int count_)
-{
+static unsigned long long frozen(nvmlDevice_t on, const pid_t *children, int count_) {
     for (int i = 0; i < count_; i++)
         kill(children[i], SIGSTOP);
     usleep(2000);
@@ -72,8 +67,7 @@ static unsigned long long frozen(nvmlDevice_t on, const pid_t *children, int cou
 
 /* The children run under the library named by TORTURE_PRELOAD; this process does not, so that its NVML
  * tells the truth. */
-static pid_t spawn(int number, const char *until, int memory)
-{
+static pid_t spawn(int number, const char *until, int memory) {
     char seed[16], descriptor[16];
     pid_t made = fork();
     if (made)
@@ -87,15 +81,13 @@ static pid_t spawn(int number, const char *until, int memory)
     _exit(4);
 }
 
-static void map(int memory)
-{
+static void map(int memory) {
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     if (shared == MAP_FAILED)
         exit(5);
 }
 
-int main(int arguments, char **argument)
-{
+int main(int arguments, char **argument) {
     char until_text[32];
     if (arguments == 5) {
         map(atoi(argument[3]));
@@ -127,7 +119,9 @@ int main(int arguments, char **argument)
     }
     while (wait(&status) > 0)
         died += !WIFEXITED(status) || WEXITSTATUS(status);
-    printf("samples=%ld highest_mib=%llu running_mib=%llu over=%ld granted=%ld refused=%ld other=%ld died=%d\n",
-           samples, highest / MIB, fleeting / MIB, over, shared->granted, shared->refused, shared->other, died);
+    printf("samples=%ld highest_mib=%llu running_mib=%llu over=%ld granted=%ld refused=%ld "
+           "other=%ld died=%d\n",
+           samples, highest / MIB, fleeting / MIB, over, shared->granted, shared->refused,
+           shared->other, died);
     return 0;
 }

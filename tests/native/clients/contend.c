@@ -22,27 +22,23 @@ struct shared {
 };
 static struct shared *shared;
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void meet(void)
-{
+static void meet(void) {
     pthread_barrier_wait(&shared->barrier);
 }
 
-static size_t left(void)
-{
+static size_t left(void) {
     size_t free_, total;
     must("info", cuMemGetInfo(&free_, &total));
     return free_;
 }
 
-static void contestant(int number, long rounds)
-{
+static void contestant(int number, long rounds) {
     must("start", start(0));
     meet();
     size_t ask = (size_t)((double)left() * 0.6);
@@ -65,8 +61,7 @@ static void contestant(int number, long rounds)
     _exit(0);
 }
 
-static int race(int processes, long rounds)
-{
+static int race(int processes, long rounds) {
     pthread_barrierattr_t across;
     int bad = 0, status;
     pthread_barrierattr_init(&across);
@@ -77,13 +72,12 @@ static int race(int processes, long rounds)
             contestant(i, rounds);
     while (wait(&status) > 0)
         bad |= status;
-    printf("none=%ld one=%ld more=%ld bad=%d\n", shared->winners[0], shared->winners[1], shared->winners[2],
-           bad);
+    printf("none=%ld one=%ld more=%ld bad=%d\n", shared->winners[0], shared->winners[1],
+           shared->winners[2], bad);
     return 0;
 }
 
-static void victim(unsigned seed)
-{
+static void victim(unsigned seed) {
     CUdeviceptr held[8] = {0};
     if (start(0) != CUDA_SUCCESS)
         _exit(1);
@@ -98,8 +92,7 @@ static void victim(unsigned seed)
 }
 
 /* Takes `bytes`; s until it was granted, or -1 after two. The longest single call is noted. */
-static double take(size_t bytes)
-{
+static double take(size_t bytes) {
     double from = now();
     for (;;) {
         CUdeviceptr address;
@@ -118,8 +111,7 @@ static double take(size_t bytes)
     }
 }
 
-static int hit(long times, int signal_)
-{
+static int hit(long times, int signal_) {
     int late = 0, lost = 0;
     double worst = 0;
     unsigned seed = 7;
@@ -135,7 +127,8 @@ static int hit(long times, int signal_)
             execl("/proc/self/exe", "contend", "victim", number, getenv("CONTEND_MEMORY"), NULL);
             _exit(4);
         }
-        while (!__atomic_load_n(&shared->ready, __ATOMIC_SEQ_CST) && waitpid(child, NULL, WNOHANG) == 0)
+        while (!__atomic_load_n(&shared->ready, __ATOMIC_SEQ_CST) &&
+               waitpid(child, NULL, WNOHANG) == 0)
             usleep(200);
         usleep((useconds_t)(rand_r(&seed) % 3000));
         kill(child, signal_);
@@ -149,13 +142,12 @@ static int hit(long times, int signal_)
         late += took < 0 || took > 0.1;
         lost += left() != before;
     }
-    printf("times=%ld late=%d lost=%d worst_ms=%.1f longest_call_ms=%.1f\n", times, late, lost, worst * 1e3,
-           shared->longest * 1e3);
+    printf("times=%ld late=%d lost=%d worst_ms=%.1f longest_call_ms=%.1f\n", times, late, lost,
+           worst * 1e3, shared->longest * 1e3);
     return 0;
 }
 
-int main(int count, char **argument)
-{
+int main(int count, char **argument) {
     int memory = -1;
     if (count < 4)
         return 2;

@@ -14,7 +14,6 @@ typedef enum cudaError_enum {
     CUDA_ERROR_DEINITIALIZED = 4,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
-    CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
@@ -87,7 +86,6 @@ typedef enum CUmemLocationType_enum {
 } CUmemLocationType;
 typedef enum CUlimit_enum {
     CU_LIMIT_STACK_SIZE = 0,
-    CU_LIMIT_PRINTF_FIFO_SIZE = 1,
     CU_LIMIT_MALLOC_HEAP_SIZE = 2
 } CUlimit;
 typedef enum CUdevice_attribute_enum {
@@ -97,10 +95,6 @@ typedef enum CUdevice_attribute_enum {
 typedef enum CUfunction_attribute_enum {
     CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3
 } CUfunction_attribute;
-typedef enum CUpointer_attribute_enum {
-    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
-    CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17
-} CUpointer_attribute;
 typedef enum CUmemPool_attribute_enum {
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7
@@ -154,9 +148,6 @@ typedef enum CUarray_format_enum {
     CU_AD_FORMAT_P010 = 0x9f,
     CU_AD_FORMAT_UNORM_INT_101010_2 = 0x50
 } CUarray_format;
-typedef enum CUmemAllocationGranularity_flags_enum {
-    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
-} CUmemAllocationGranularity_flags;
 typedef enum CUexternalMemoryHandleType_enum {
     CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD = 1
 } CUexternalMemoryHandleType;
@@ -354,15 +345,11 @@ typedef struct CUarrayMapInfo_st {
 
 typedef enum nvmlReturn_enum {
     NVML_SUCCESS = 0,
-    NVML_ERROR_UNINITIALIZED = 1,
     NVML_ERROR_INVALID_ARGUMENT = 2,
-    NVML_ERROR_NOT_SUPPORTED = 3,
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_FUNCTION_NOT_FOUND = 13,
-    NVML_ERROR_LIBRARY_NOT_FOUND = 12,
-    NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
-    NVML_ERROR_UNKNOWN = 999
+    NVML_ERROR_LIBRARY_NOT_FOUND = 12
 } nvmlReturn_t;
 
 typedef struct nvmlDevice_st *nvmlDevice_t;

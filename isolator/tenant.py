@@ -2,9 +2,9 @@
 
 The sizes are arguments, in bytes; the quota and the reason to believe it are not its business.
 
-It runs in a process of its own, on the standard library alone, and knows the CUDA driver API only: the
-library that holds it to its quota is loaded under it without its doing. Events go to standard output, a
-JSON object a line; it holds its memory until standard input ends.
+It runs in a process of its own, on the standard library and our names, and knows the CUDA driver API only:
+the library that holds it to its quota is loaded under it without its doing. Events go to standard output,
+a JSON object a line; it holds its memory until standard input ends.
 
     python -m isolator.tenant FIRST MORE
         plain process; the caller has set LD_PRELOAD
@@ -23,6 +23,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from isolator import names
 
 
 class DriverError(Exception):
@@ -116,8 +118,8 @@ def contain(room: Path, library: Path, cache: Path, limit: str) -> None:
     """
     _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(room))
     mount = room / "vgpu"
-    limit_file = mount / "limit" / "CUDA_DEVICE_MEMORY_LIMIT"
-    for folder in (mount / "containers", limit_file.parent, room / "etc"):
+    limit_file = mount / names.LIMIT_FILE
+    for folder in (mount / names.CONTAINERS_DIRECTORY, limit_file.parent, room / "etc"):
         folder.mkdir(parents=True)
     limit_source = room / "limit"
     limit_source.write_text(limit + "\n")
@@ -126,7 +128,7 @@ def contain(room: Path, library: Path, cache: Path, limit: str) -> None:
     for source, target, mode in (
         (library, mount / library.name, "ro"),
         (limit_source, limit_file, "ro"),
-        (cache, mount / "containers", "rw"),
+        (cache, mount / names.CONTAINERS_DIRECTORY, "rw"),
     ):
         _mount("--bind", str(source), str(target))
         if mode == "ro":
@@ -153,7 +155,7 @@ def main() -> int:
     try:
         if container:
             room, library, cache = (Path(argument) for argument in container)
-            contain(room, library, cache, os.environ["CUDA_DEVICE_MEMORY_LIMIT"])
+            contain(room, library, cache, os.environ[names.ENV_MEMORY_LIMIT])
             # Loaded anew, so that this time the loader finds the preload file.
             os.execv(sys.executable, [sys.executable, "-m", "isolator.tenant", first, more])
         prove(int(first), int(more))

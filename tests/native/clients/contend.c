@@ -28,6 +28,17 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* s that this thread could have run and was not given a processor: a busy machine, not a lock. */
+static double starved(void) {
+    unsigned long long ran = 0, waited = 0;
+    FILE *file = fopen("/proc/thread-self/schedstat", "r");
+    if (file && fscanf(file, "%llu %llu", &ran, &waited) != 2)
+        waited = 0;
+    if (file)
+        fclose(file);
+    return (double)waited * 1e-9;
+}
+
 static void meet(void) {
     pthread_barrier_wait(&shared->barrier);
 }

@@ -152,7 +152,7 @@ static int by_value(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
-/* The quickest of several short batches: on a shared machine the others hold somebody else's time. */
+/* The quickest of several short batches: on a shared machine the others hold others' time. */
 static void measure(const char *name, double batch(long), double seconds) {
     double best = 0, spent;
     long n = 32;

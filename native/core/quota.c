@@ -9,15 +9,16 @@
  * Announce, then look. A process first makes its bytes visible as undecided, then adds everybody's
  * bytes up, and passes only when the sum fits.
  *
- * Never do two pass that do not fit together: announcements and the loads of a look are sequentially
- * consistent, so of two that passed one announced last, and its look saw the other's bytes, either
- * undecided or granted (one store moves them from one half of a word to the other); it added them
- * and still fitted. Taking off or giving back only ever makes a sum smaller after the fact.
+ * Never do two pass that do not fit together: announcements and the loads of a look are
+ * sequentially consistent, so of two that passed one announced last, and its look saw the other's
+ * bytes, either undecided or granted (one store moves them from one half of a word to the other);
+ * it added them and still fitted. Taking off or giving back only ever makes a sum smaller after the
+ * fact.
  *
  * One of several that could pass always does: who fails the quick way withdraws and settles, one at
- * a time under the region lock. A final refusal needs granted bytes that leave no room (then somebody
- * passed) or an announcement that is still undecided when we have withdrawn ours and look again. Its
- * owner decides after us; so the last one to decide finds nobody undecided and passes.
+ * a time under the region lock. A final refusal needs granted bytes that leave no room (then
+ * somebody passed) or an announcement that is still undecided when we have withdrawn ours and look
+ * again. Its owner decides after us; so the last one to decide finds nobody undecided and passes.
  *
  * Our own word is a copy of `shadow` in private memory: it is overwritten, never added to, so what
  * somebody else wrote there is gone with our next change. */
@@ -57,7 +58,7 @@ static int trim(const char **text, const char **end) {
     return newlines > 1 ? -EINVAL : 0;
 }
 
-/* The factor of a unit: [kmgt][i][bB], each optional, no i without a letter before. 0 = malformed. */
+/* The factor of a unit: [kmgt][i][bB], each optional, no i without a letter. 0 = malformed. */
 static uint64_t unit_factor(const char *at, const char *end) {
     static const char letters[] = "kmgt";
     uint64_t factor = 1;

@@ -179,8 +179,8 @@ static int rewrite_all(int fd) {
     return 0;
 }
 
-/* Every block, now: a hole on a full disk would be a SIGBUS at some later store. Beyond the process's
- * own limit on file sizes the kernel would not only refuse but send SIGXFSZ. */
+/* Every block, now: a hole on a full disk would be a SIGBUS at some later store. Beyond the
+ * process's own limit on file sizes the kernel would not only refuse but send SIGXFSZ. */
 static int allocate(int fd) {
     struct rlimit most;
 

@@ -269,8 +269,8 @@ static int lock_free_slot(struct vgpu_core *core, int fd) {
     return -EUSERS;
 }
 
-/* A fork by another thread between open and close leaves its child a descriptor, and with it our slot,
- * until it execs or ends: too many bytes counted then, never too few. */
+/* A fork by another thread between open and close leaves its child a descriptor, and with it our
+ * slot, until it execs or ends: too many bytes counted then, never too few. */
 static int claim(struct vgpu_core *core) {
     int fd, slot, rc;
 

@@ -9,8 +9,8 @@ CUresult charge(struct process *process, struct device *device, uint64_t bytes, 
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (LIKELY(vgpu_charge(process->core, device->index, bytes, kind) == 0))
         return CUDA_SUCCESS;
-    /* Neither memory that our own pools keep unused, nor what is counted for processes that are gone,
-     * is a reason to refuse. */
+    /* Neither memory that our own pools keep unused, nor what is counted for processes that are
+     * gone, is a reason to refuse. */
     bool less = pools_refresh(process, device, true) > 0;
     less |= settle_ghosts_again(process, device);
     if (!less)
@@ -42,9 +42,9 @@ CUresult allocation_begin(struct allocation *a, struct process *process, uint64_
     return result;
 }
 
-/* The driver's own rule, measured: it holds one block for each distinct address >> GRANULE_SHIFT that
- * any live allocation of the context covers. Blocks covered whole belong to one allocation; those
- * at its edges may be shared and are counted. */
+/* The driver's own rule, measured: it holds one block for each distinct address >> GRANULE_SHIFT
+ * that any live allocation of the context covers. Blocks covered whole belong to one allocation;
+ * those at its edges may be shared and are counted. */
 struct extent {
     uint64_t whole; /* bytes in blocks covered whole */
     uint64_t edge[2];
@@ -89,8 +89,8 @@ uint64_t allocation_leave(struct process *process, const struct vgpu_entry *entr
     return bytes;
 }
 
-/* The driver gives no address twice: an old entry is one whose end we did not see. A settle since may
- * have found its memory gone, so its charge becomes one that the next settle corrects. */
+/* The driver gives no address twice: an old entry is one whose end we did not see. A settle since
+ * may have found its memory gone, so its charge becomes one that the next settle corrects. */
 static int pointer_put(struct process *process, const struct vgpu_entry *entry) {
     struct vgpu_entry old;
     int error = vgpu_ledger_put(process->ledger, entry);

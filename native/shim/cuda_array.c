@@ -97,8 +97,8 @@ static struct texel texel_of(CUarray_format format, unsigned int channels) {
     return (struct texel){code >= CU_AD_FORMAT_P010 ? 8 : 16, 1};
 }
 
-/* Bytes of one level, in tiles of 64 bytes by 8 rows that are gathered into blocks of up to 16 tiles
- * in height (measured; in depth likewise). `depth` counts slices of a volume. */
+/* Bytes of one level, in tiles of 64 bytes by 8 rows that are gathered into blocks of up to 16
+ * tiles in height (measured; in depth likewise). `depth` counts slices of a volume. */
 static uint64_t level_bytes(struct texel texel, uint64_t width, uint64_t height, uint64_t depth) {
     uint64_t columns = round_up(width ? width : 1, texel.edge) / texel.edge;
     uint64_t rows = round_up(height ? height : 1, texel.edge) / texel.edge;
@@ -151,7 +151,7 @@ static CUresult size_by_driver(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int le
     return result == CUDA_SUCCESS && needed.size == 0 ? CUDA_ERROR_NOT_FOUND : result;
 }
 
-/* ---- making and destroying -------------------------------------------------------------------- */
+/* ---- making and destroying ------------------------------------------------------------------- */
 
 /* No process of this container has NVML's figure: estimates stay. */
 static bool never_settles(struct process *process) {
@@ -357,10 +357,10 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray) {
     DESTROY_BODY(cuMipmappedArrayDestroy, hMipmappedArray);
 }
 
-/* ---- external memory --------------------------------------------------------------------------- */
+/* ---- external memory ------------------------------------------------------------------------- */
 
-/* Memory that another interface made: nobody else charges it, and NVML counts it for its maker. It is
- * charged in full, to the device that imports it, for as long as the import lives. */
+/* Memory that another interface made: nobody else charges it, and NVML counts it for its maker. It
+ * is charged in full, to the device that imports it, for as long as the import lives. */
 
 static void external_gone(struct process *process, struct device *device, uint64_t bytes) {
     invisible_add(device, -(int64_t)bytes);

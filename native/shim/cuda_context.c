@@ -3,8 +3,8 @@
 #include "contexts.h"
 #include "launch.h"
 
-/* Primary contexts, and the green ones that share theirs. The references are the driver's own count;
- * ours only tells when a sweep is due, and the driver's state decides. */
+/* Primary contexts, and the green ones that share theirs. The references are the driver's own
+ * count; ours only tells when a sweep is due, and the driver's state decides. */
 
 static uint64_t key_of(const void *handle) {
     return (uint64_t)(uintptr_t)handle;

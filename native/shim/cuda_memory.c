@@ -196,8 +196,8 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
     release_begin(&r, process, address);      \
     CUresult result = release_end(&r, process, CALL_REAL(symbol, __VA_ARGS__))
 
-/* A pointer of a pool is not in the ledger: its pool is charged by what it reserves. This free waits
- * for it, so the pool may have shrunk at once; the other one does not. */
+/* A pointer of a pool is not in the ledger: its pool is charged by what it reserves. This free
+ * waits for it, so the pool may have shrunk at once; the other one does not. */
 #define FREE_NOW_BODY(symbol, address)                                            \
     FREE_BODY(symbol, AT_ONCE, address, address);                                 \
     if (UNLIKELY(!r.device && __atomic_load_n(&pools_watched, __ATOMIC_RELAXED))) \

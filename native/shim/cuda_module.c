@@ -29,8 +29,8 @@ static bool is_seen(struct process *process, const void *function) {
     return vgpu_ledger_get(process->ledger, ENTRY_FUNCTION, key_of(function), &entry) == 0;
 }
 
-/* Its first reading takes 10 us, without loading anything. It is of its module's context, whichever is
- * current. */
+/* Its first reading takes 10 us, without loading anything. It is of its module's context, whichever
+ * is current. */
 static void cufunction_seen(struct process *process, CUfunction function, uint64_t owner,
                             uint64_t context) {
     struct device *device;

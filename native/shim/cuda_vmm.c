@@ -283,7 +283,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 
 #define FABRIC_HANDLE_WORDS 8
 
-/* What names shared memory in this process: the descriptor's number, or the fabric handle itself. */
+/* What names shared memory here: the descriptor's number, or the fabric handle itself. */
 static uint64_t export_key(CUmemAllocationHandleType type, const void *fabric, int descriptor) {
     uint64_t words[FABRIC_HANDLE_WORDS], key = (uint64_t)type;
     if (type != CU_MEM_HANDLE_TYPE_FABRIC)
@@ -326,8 +326,8 @@ CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocat
     return result;
 }
 
-/* The device of imported memory, NO_DEVICE for a multicast object, which has no properties. False for
- * host memory. */
+/* The device of imported memory, NO_DEVICE for a multicast object, which has no properties. False
+ * for host memory. */
 static bool import_device(struct process *process, CUmemGenericAllocationHandle handle,
                           int *ordinal) {
     CUmemAllocationProp prop;

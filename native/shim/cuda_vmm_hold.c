@@ -3,7 +3,7 @@
 /* What holds physical memory besides handles and mappings: tiles of sparse arrays, and multicast
  * bindings. */
 
-/* ---- tiles of sparse arrays ------------------------------------------------------------------- */
+/* ---- tiles of sparse arrays ------------------------------------------------------------------ */
 
 /* A tile holds the memory from the call that maps it to the call that unmaps it, maps it anew or
  * destroys the array. The unmapping itself runs later, in stream order; until then the handle
@@ -110,7 +110,7 @@ void vmm_array_gone(struct process *process, uint64_t resource) {
             tile_drop(process, tile.key);
 }
 
-/* ---- multicast -------------------------------------------------------------------------------- */
+/* ---- multicast ------------------------------------------------------------------------------- */
 
 /* The object takes nothing. What is bound to it is held by the binding until it is unbound or the
  * object's last handle and mapping are gone. */

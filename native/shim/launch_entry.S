@@ -1,5 +1,6 @@
-/* Launches: one test and a jump, in a form no compiler may spoil: a launch has stack arguments, and they
- * stay where the caller put them. The names that end in _slow and _target are in cuda_launch.c. */
+/* Launches: one test and a jump, in a form no compiler may spoil: a launch has stack arguments, and
+ * they stay where the caller put them. The names that end in _slow and _target are in
+ * cuda_launch.c. */
 
 /* All reasons but LAUNCH_GRAPH: graphs are charged by their own bodies. */
 #define LOOK_FURTHER 0xfffffffb

@@ -7,8 +7,9 @@
 /* A lock between threads of this process. Not a pthread one: in images before glibc 2.34 that would
  * bring libpthread into every program of the container, and with it another program.
  *
- * Order, outermost first: a device's context_lock, settle_lock, pool_lock, device_lock, then the core's
- * own. The driver may be called under any of them: what it calls from there passes straight. */
+ * Order, outermost first: a device's context_lock, settle_lock, pool_lock, device_lock, then the
+ * core's own. The driver may be called under any of them: what it calls from there passes
+ * straight. */
 struct lock {
     uint32_t word; /* 0 free, 1 held, 2 held and waited for */
 };

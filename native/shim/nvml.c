@@ -28,7 +28,7 @@ static int slot_count(struct process *process) {
     return high < VGPU_MAX_SLOTS ? (int)high : VGPU_MAX_SLOTS;
 }
 
-/* What an earlier run of the container recorded is no limit of ours; who holds a slot has wiped it. */
+/* What an earlier run of the container recorded is no limit of ours; a slot's holder wiped it. */
 static bool is_recorded_now(struct process *process) {
     int count = slot_count(process);
     if (process->ledger || vgpu_core_ext(process->core)->instance == process->instance)
@@ -91,7 +91,8 @@ static bool is_own(struct process *process, unsigned int pid, uint64_t space) {
     return false;
 }
 
-/* Bytes of a live process. Who holds a slot has the dead swept away; a mere looker asks for each. */
+/* Bytes of a live process. Who holds a slot has the dead swept away; a mere looker asks for
+ * each. */
 static uint64_t slot_bytes(const struct view *view, int slot) {
     vgpu_core *core = view->process->core;
     uint64_t bytes = vgpu_used_slot(core, slot, view->index);

@@ -13,9 +13,10 @@
 /* Any file in the region's place, and any words written into it while it is used: no crash, and
  * never past the own limit.
  *
- * Input: one byte that picks a template, four of file size (0xffffffff: the template's), then patches
- * of four bytes offset, one byte length and that many bytes, applied to the file; from a patch of
- * length 0 on they are applied to the mapping instead, each followed by a round of calls. */
+ * Input: one byte that picks a template, four of file size (0xffffffff: the template's), then
+ * patches of four bytes offset, one byte length and that many bytes, applied to the file; from a
+ * patch of length 0 on they are applied to the mapping instead, each followed by a round of
+ * calls. */
 
 #define EXPECT(what) ((what) ? (void)0 : (fprintf(stderr, "not so: %s\n", #what), abort()))
 #define LIMIT (4ull << 30)

@@ -1,6 +1,6 @@
-/* stress THREADS SECONDS: threads of one process, and a forked child, use every family of calls on the
- * simulated GPU under a quota; at the end everything is freed and the shim's account must equal the
- * simulator's. Linked with the shim and the simulator, so that the sanitizers see all of it. */
+/* stress THREADS SECONDS: threads of one process, and a forked child, use every family of calls on
+ * the simulated GPU under a quota; at the end everything is freed and the shim's account must equal
+ * the simulator's. Linked with the shim and the simulator, so that the sanitizers see all of it. */
 #include "../gpu/clients/operations.h"
 #include <nvml.h>
 #include <pthread.h>
@@ -53,7 +53,8 @@ static void rest(void) {
     must("sync", cuCtxSynchronize());
 }
 
-/* The container's account, by both surfaces, against the simulator's, while all of it is at rest. */
+/* The container's account, by both surfaces, against the simulator's, while all of it is at
+ * rest. */
 static int compare(const char *who) {
     size_t free_, total;
     nvmlDevice_t on;

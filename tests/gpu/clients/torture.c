@@ -1,6 +1,7 @@
-/* torture PROCESSES SECONDS LIMIT_MIB: many processes take and free memory in every way while this one
- * samples NVML; prints samples, the highest sum (of frozen and of running children) and how often the
- * frozen one was over the limit. Run in a PID namespace of its own, so that NVML lists nobody else. */
+/* torture PROCESSES SECONDS LIMIT_MIB: many processes take and free memory in every way while this
+ * one samples NVML; prints samples, the highest sum (of frozen and of running children) and how
+ * often the frozen one was over the limit. Run in a PID namespace of its own, so that NVML lists
+ * nobody else. */
 #include "operations.h"
 #include <nvml.h>
 #include <signal.h>
@@ -53,8 +54,8 @@ static unsigned long long used(nvmlDevice_t on) {
     return bytes;
 }
 
-/* The list is not made at one moment: memory that one child frees and another takes meanwhile counts
- * twice. So the children are stopped for each sample. */
+/* The list is not made at one moment: memory that one child frees and another takes meanwhile
+ * counts twice. So the children are stopped for each sample. */
 static unsigned long long frozen(nvmlDevice_t on, const pid_t *children, int count_) {
     for (int i = 0; i < count_; i++)
         kill(children[i], SIGSTOP);
@@ -65,8 +66,8 @@ static unsigned long long frozen(nvmlDevice_t on, const pid_t *children, int cou
     return bytes;
 }
 
-/* The children run under the library named by TORTURE_PRELOAD; this process does not, so that its NVML
- * tells the truth. */
+/* The children run under the library named by TORTURE_PRELOAD; this process does not, so that its
+ * NVML tells the truth. */
 static pid_t spawn(int number, const char *until, int memory) {
     char seed[16], descriptor[16];
     pid_t made = fork();

@@ -1,6 +1,6 @@
-/* Looks driver functions up at moments when little works yet. Preloaded (or linked) code of this file runs
- * in the program's constructors; main prints what the look-ups found, then four threads race the
- * first call. */
+/* Looks driver functions up at moments when little works yet. Preloaded (or linked) code of this
+ * file runs in the program's constructors; main prints what the look-ups found, then four threads
+ * race the first call. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

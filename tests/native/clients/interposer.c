@@ -1,5 +1,6 @@
-/* Another interposer, as tools and allocators bring one: wraps malloc through RTLD_NEXT (asked twice),
- * wraps cuMemAlloc_v2 for programs linked to the driver, and exports names that only look like the driver's. */
+/* Another interposer, as tools and allocators bring one: wraps malloc through RTLD_NEXT (asked
+ * twice), wraps cuMemAlloc_v2 for programs linked to the driver, and exports names that only look
+ * like the driver's. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -122,7 +122,8 @@ static void signals(void) {
     printf("\n");
 }
 
-/* Linked in by the test of global names: how many of the program's own values are not as it set them. */
+/* Linked in by the test of global names: how many of the program's own values are not as it set
+ * them. */
 #ifdef OWN
 extern int changed_globals(void);
 #else

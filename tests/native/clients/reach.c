@@ -1,5 +1,6 @@
 /* Finds the driver's functions in the way its first argument names, and prints the largest single
- * cuMemAlloc that is granted, in bytes. Built twice: LINKED uses the names as the loader bound them. */
+ * cuMemAlloc that is granted, in bytes. Built twice: LINKED uses the names as the loader bound
+ * them. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

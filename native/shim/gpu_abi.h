@@ -84,10 +84,7 @@ typedef enum CUmemLocationType_enum {
     CU_MEM_LOCATION_TYPE_HOST = 2,
     CU_MEM_LOCATION_TYPE_HOST_NUMA = 3
 } CUmemLocationType;
-typedef enum CUlimit_enum {
-    CU_LIMIT_STACK_SIZE = 0,
-    CU_LIMIT_MALLOC_HEAP_SIZE = 2
-} CUlimit;
+typedef enum CUlimit_enum { CU_LIMIT_STACK_SIZE = 0, CU_LIMIT_MALLOC_HEAP_SIZE = 2 } CUlimit;
 typedef enum CUdevice_attribute_enum {
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39

@@ -239,8 +239,8 @@ static CUresult stream_begin(struct stream *s, struct process *process, struct d
     s->handle = NULL;
     s->more = live > __atomic_load_n(&device->streams, __ATOMIC_RELAXED);
     s->apart = !s->more && __atomic_load_n(&device->contexts, __ATOMIC_RELAXED) > 1;
-    CUresult result = taking_begin(&s->taking, process, device,
-                                   s->more || s->apart ? stream_bytes(process) : 0);
+    CUresult result =
+        taking_begin(&s->taking, process, device, s->more || s->apart ? stream_bytes(process) : 0);
     if (result != CUDA_SUCCESS)
         __atomic_fetch_sub(&process->streams, 1, __ATOMIC_RELAXED);
     return result;
@@ -249,10 +249,9 @@ static CUresult stream_begin(struct stream *s, struct process *process, struct d
 static CUresult stream_end(struct stream *s, CUstream *out, CUresult granted) {
     struct device *device = s->taking.device;
     CUresult result = granted;
-    bool due = s->apart || (s->more && granted == CUDA_SUCCESS &&
-                            __atomic_add_fetch(&device->streams, 1, __ATOMIC_RELAXED) %
-                                    STREAM_SETTLE ==
-                                0);
+    bool due = s->apart;
+    if (s->more && granted == CUDA_SUCCESS)
+        due = __atomic_add_fetch(&device->streams, 1, __ATOMIC_RELAXED) % STREAM_SETTLE == 0;
     if (due)
         result = taking_end(&s->taking, granted, false);
     else

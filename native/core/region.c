@@ -195,7 +195,9 @@ static int allocate(int fd) {
             break;
         }
     }
-    if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL || errno == EINTR) {
+    /* EPERM: a sandbox that does not know the call. */
+    if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL || errno == EINTR ||
+        errno == EPERM) {
         return rewrite_all(fd);
     }
     return -errno;

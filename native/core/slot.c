@@ -24,7 +24,10 @@
 
 int vgpu_file_lock(int fd, int64_t at) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
-    return fcntl(fd, F_OFD_SETLK, &lock) ? -errno : 0;
+    if (!fcntl(fd, F_OFD_SETLK, &lock)) {
+        return 0;
+    }
+    return errno == EINVAL ? -ENOLCK : -errno; /* the kernel or its stand-in has no such locks */
 }
 
 void vgpu_file_unlock(int fd, int64_t at) {

@@ -26,6 +26,13 @@ static void lower(uint32_t bits) {
     __atomic_fetch_and(&launch_reasons, ~bits, __ATOMIC_RELAXED);
 }
 
+/* Small images are settled when they have come; a large one must not come unseen. */
+static void lazy_review(struct process *process) {
+    lower(LAUNCH_LAZY);
+    if (loading_due_large(process))
+        launch_watch_lazy();
+}
+
 /* ---- local memory ------------------------------------------------------------------------- */
 
 /* Measured: within 0.4 MiB of this, in whole granules, from 512 B to 128 KiB. */
@@ -212,7 +219,7 @@ static CUresult launch_charge(struct launch *l, CUfunction function, uint64_t co
         if (library && loading_due(l->process, library, context))
             result = loading_begin(&l->loading, l->process, l->device, library, context);
         else if (__atomic_sub_fetch(&lazy_patience, 1, __ATOMIC_RELAXED) <= 0)
-            lower(LAUNCH_LAZY);
+            lazy_review(l->process);
     }
     if (result == CUDA_SUCCESS && (why & LAUNCH_LOCAL)) {
         uint64_t need = launch_local_need(l->process, function);

@@ -13,6 +13,38 @@ static uint64_t key_of(const void *handle) {
     return (uint64_t)(uintptr_t)handle;
 }
 
+/* ---- where a library is loaded ----------------------------------------------------------- */
+
+static uint64_t loaded_key(uint64_t library, uint64_t context) {
+    return library ^ context * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+bool loading_due(struct process *process, uint64_t library, uint64_t context) {
+    struct vgpu_entry entry;
+    return vgpu_ledger_get(process->ledger, ENTRY_LOADED, loaded_key(library, context), &entry);
+}
+
+/* A stream of another context than the current one takes its launches there. */
+static bool is_due_anywhere(struct process *process, uint64_t library) {
+    struct vgpu_entry entry;
+    uint64_t cursor = 0;
+    if (loading_due(process, library, context_current()))
+        return true;
+    while (vgpu_ledger_next(process->ledger, ENTRY_CONTEXT, &cursor, &entry) == 0)
+        if (entry.aux && loading_due(process, library, entry.key))
+            return true;
+    return false;
+}
+
+bool loading_due_large(struct process *process) {
+    struct vgpu_entry entry;
+    uint64_t cursor = 0;
+    while (vgpu_ledger_next(process->ledger, ENTRY_LIBRARY, &cursor, &entry) == 0)
+        if (entry.bytes >= LOADING_LARGE && is_due_anywhere(process, entry.key))
+            return true;
+    return false;
+}
+
 /* ---- what is known of functions ------------------------------------------------------------ */
 
 /* Enters a function looked up for the first time; a launch then looks further once. */
@@ -47,18 +79,6 @@ static void cufunction_seen(struct process *process, CUfunction function, uint64
                                .aux = local > 0 ? (uint64_t)local : 0,
                                .aux2 = context ? context : context_current()};
     function_seen(process, &entry);
-}
-
-/* A stream of another context than the current one takes its launches there. */
-static bool is_due_anywhere(struct process *process, uint64_t library) {
-    struct vgpu_entry entry;
-    uint64_t cursor = 0;
-    if (loading_due(process, library, context_current()))
-        return true;
-    while (vgpu_ledger_next(process->ledger, ENTRY_CONTEXT, &cursor, &entry) == 0)
-        if (entry.aux && loading_due(process, library, entry.key))
-            return true;
-    return false;
 }
 
 static void cukernel_seen(struct process *process, CUkernel kernel, uint64_t library) {
@@ -105,15 +125,6 @@ uint64_t modules_forget(struct process *process, uint64_t context) {
 }
 
 /* ---- first use of a library in a context ---------------------------------------------------- */
-
-static uint64_t loaded_key(uint64_t library, uint64_t context) {
-    return library ^ context * UINT64_C(0x9e3779b97f4a7c15);
-}
-
-bool loading_due(struct process *process, uint64_t library, uint64_t context) {
-    struct vgpu_entry entry;
-    return vgpu_ledger_get(process->ledger, ENTRY_LOADED, loaded_key(library, context), &entry);
-}
 
 CUresult loading_begin(struct loading *l, struct process *process, struct device *device,
                        uint64_t library, uint64_t context) {

@@ -46,6 +46,9 @@ CUresult loading_begin(struct loading *l, struct process *process, struct device
 CUresult loading_end(struct loading *l, CUresult result);
 /* True while the next use of the library in this context is the first. */
 bool loading_due(struct process *process, uint64_t library, uint64_t context);
+/* True while a library of this size or more is still to be loaded somewhere. */
+#define LOADING_LARGE (16 * MIB)
+bool loading_due_large(struct process *process);
 
 /* Forgets functions and loaded marks of a context that died; bytes estimated for the latter. */
 uint64_t modules_forget(struct process *process, uint64_t context);

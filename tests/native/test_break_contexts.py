@@ -37,6 +37,24 @@ assert same() == held
     assert run_client(USE + code, sim_env(preload=True, limit="600m")).stderr == ""
 
 
+def test_a_large_library_is_waited_for_however_long(sim_env: SimEnv, run_client: RunClient) -> None:
+    """A kernel that is first launched after thousands of others has its library charged before."""
+    code = f"""
+small = ok(module_load(image("kernel z")))
+z = ok(function(small, "z"))
+lib = ok(library_load({BIG}))
+k = ok(kernel(lib, "k"))
+rest = ok(alloc(mem_info()[1] // MIB // 2 * 2 * MIB - 100 * MIB))
+for _ in range(3000):
+    ok(launch(z))
+expect(OOM, launch(k))
+ok(free(rest))
+ok(launch(k))
+same()
+"""
+    assert run_client(USE + code, sim_env(preload=True, limit="1g")).stderr == ""
+
+
 def test_local_memory_grows_in_the_functions_own_context(sim_env: SimEnv, run_client: RunClient) -> None:
     """A function is launched in its module's context, wherever it was looked up: that context grows."""
     code = """

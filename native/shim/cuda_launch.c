@@ -170,21 +170,20 @@ struct launch {
 static CUresult warm(void);
 
 /* The launching context: the stream's, else the thread's. False while the stream is captured:
- * nothing is launched then, and any further question could spoil the capture. */
+ * nothing is launched then, though a library may be loaded. */
 static bool launching_context(uint64_t *context, CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUcontext owner = NULL;
     *context = context_current();
     if ((uintptr_t)stream <= 1)
         return true;
-    if (real.cuStreamIsCapturing &&
-        (CALL_REAL(cuStreamIsCapturing, stream, &status) != CUDA_SUCCESS ||
-         status != CU_STREAM_CAPTURE_STATUS_NONE))
-        return false;
+    bool captured = real.cuStreamIsCapturing &&
+                    (CALL_REAL(cuStreamIsCapturing, stream, &status) != CUDA_SUCCESS ||
+                     status != CU_STREAM_CAPTURE_STATUS_NONE);
     if (stream != PER_THREAD_STREAM && real.cuStreamGetCtx &&
         CALL_REAL(cuStreamGetCtx, stream, &owner) == CUDA_SUCCESS && owner)
         *context = (uint64_t)(uintptr_t)owner;
-    return true;
+    return !captured;
 }
 
 static struct device *device_of(struct process *process, uint64_t context) {
@@ -246,8 +245,11 @@ static CUresult launch_begin(struct launch *l, CUfunction function, CUstream str
     /* Kernels that are never launched may keep the reason up: others shall not pay for that. */
     if (why == LAUNCH_LOCAL && launch_local_need(process, function) <= LOCAL_DEFAULT)
         return CUDA_SUCCESS;
-    if (!launching_context(&context, stream))
-        return CUDA_SUCCESS;
+    if (!launching_context(&context, stream)) {
+        if (!(why &= LAUNCH_LAZY))
+            return CUDA_SUCCESS;
+        launch_watch(LAUNCH_UNSETTLED); /* it may load with the graph instead */
+    }
     context = running_context(process, function, context);
     l->device = device_of(process, context);
     if (!l->device)

@@ -55,6 +55,30 @@ same()
     assert run_client(USE + code, sim_env(preload=True, limit="1g")).stderr == ""
 
 
+def test_a_captured_launch_has_its_library_charged(sim_env: SimEnv, run_client: RunClient) -> None:
+    """A library that comes with the first captured launch of its kernel is within the quota."""
+    code = f"""
+use(first)
+small = ok(module_load(image("kernel z")))
+lib = ok(library_load({BIG}))
+k = ok(kernel(lib, "k"))
+stream = ok(stream_create())
+ok(launch(ok(function(small, "z"))))
+rest = ok(alloc(mem_info()[1] // MIB // 2 * 2 * MIB - 100 * MIB))
+held = same()
+ok(capture_begin(stream))
+expect(OOM, launch(k, stream))
+ok(graph_destroy(ok(capture_end(stream))))
+assert same() == held
+ok(free(rest))
+ok(capture_begin(stream))
+ok(launch(k, stream))
+ok(graph_launch(ok(graph_instantiate(ok(capture_end(stream)))), stream))
+assert same() > 256 * MIB
+"""
+    assert run_client(USE + code, sim_env(preload=True, limit="1g")).stderr == ""
+
+
 def test_local_memory_grows_in_the_functions_own_context(sim_env: SimEnv, run_client: RunClient) -> None:
     """A function is launched in its module's context, wherever it was looked up: that context grows."""
     code = """

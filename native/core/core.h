@@ -96,6 +96,12 @@ int vgpu_core_slot_live(vgpu_core *core, int slot);
  * A refusal counts in ext.refused. Wait bounded to 25 ms. */
 int vgpu_charge(vgpu_core *core, int device, uint64_t bytes, int kind);
 
+/* As vgpu_charge, where more can be tried before a refusal is final: it is not counted. */
+int vgpu_charge_quietly(vgpu_core *core, int device, uint64_t bytes, int kind);
+
+/* Counts a refusal of `bytes` that followed such tries. */
+void vgpu_refused(vgpu_core *core, int device, uint64_t bytes);
+
 /* Charges what the driver already holds and cannot be undone; may go past the limit. */
 void vgpu_charge_forced(vgpu_core *core, int device, uint64_t bytes, int kind);
 
@@ -105,6 +111,9 @@ void vgpu_give_back(vgpu_core *core, int device, uint64_t bytes, int kind);
 /* Bytes granted on `device` to all processes of the container, ghosts included; sweeps the dead
  * first (rate-limited). */
 uint64_t vgpu_used(vgpu_core *core, int device);
+
+/* As vgpu_used, without looking for the dead: no system call, never too low. */
+uint64_t vgpu_used_roughly(vgpu_core *core, int device);
 
 /* Bytes granted to this process. */
 uint64_t vgpu_used_own(const vgpu_core *core, int device);

@@ -393,14 +393,16 @@ static int settle(struct vgpu_core *core, int device, uint64_t units, uint64_t r
 
 /* ---- charge ------------------------------------------------------------------------------ */
 
-static int refuse(struct vgpu_core *core, int device, uint64_t bytes) {
+void vgpu_refused(vgpu_core *core, int device, uint64_t bytes) {
     struct vgpu_ext *ext = core->ext;
 
+    if (vgpu_bad_device(device)) {
+        return;
+    }
     __atomic_fetch_add(&ext->refused[device], 1, __ATOMIC_RELAXED);
     __atomic_store_n(&ext->refused_bytes[device], bytes, __ATOMIC_RELAXED);
     __atomic_store_n(&ext->refused_last_ns[device], vgpu_clock(CLOCK_REALTIME_COARSE),
                      __ATOMIC_RELAXED);
-    return -ENOMEM;
 }
 
 /* Announced on success, not yet granted. */
@@ -430,7 +432,7 @@ static int pass(struct vgpu_core *core, int device, uint64_t units, uint64_t roo
     }
 }
 
-int vgpu_charge(vgpu_core *core, int device, uint64_t bytes, int kind) {
+int vgpu_charge_quietly(vgpu_core *core, int device, uint64_t bytes, int kind) {
     uint64_t units = units_of(bytes);
     uint64_t limit;
 
@@ -444,17 +446,26 @@ int vgpu_charge(vgpu_core *core, int device, uint64_t bytes, int kind) {
     if (limit == 0) {
         /* What a word cannot hold no card has; cut short it would be given back in full. */
         if (units > headroom(shadow_of(&core->own[device]))) {
-            return refuse(core, device, bytes);
+            return -ENOMEM;
         }
         grant_forced(core, device, units, column_of(kind));
         return 0;
     }
     if (units > limit / VGPU_UNIT || units > UINT32_MAX ||
         pass(core, device, units, limit / VGPU_UNIT)) {
-        return refuse(core, device, bytes);
+        return -ENOMEM;
     }
     grant(core, device, units, column_of(kind));
     return 0;
+}
+
+int vgpu_charge(vgpu_core *core, int device, uint64_t bytes, int kind) {
+    int rc = vgpu_charge_quietly(core, device, bytes, kind);
+
+    if (rc == -ENOMEM) {
+        vgpu_refused(core, device, bytes);
+    }
+    return rc;
 }
 
 void vgpu_charge_forced(vgpu_core *core, int device, uint64_t bytes, int kind) {
@@ -499,6 +510,10 @@ uint64_t vgpu_used(vgpu_core *core, int device) {
     }
     vgpu_core_sweep(core, 0);
     return bytes_of(look(core, device).granted);
+}
+
+uint64_t vgpu_used_roughly(vgpu_core *core, int device) {
+    return vgpu_bad_device(device) ? 0 : bytes_of(look(core, device).granted);
 }
 
 uint64_t vgpu_used_own(const vgpu_core *core, int device) {

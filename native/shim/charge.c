@@ -7,16 +7,16 @@
 CUresult charge(struct process *process, struct device *device, uint64_t bytes, int kind) {
     if (UNLIKELY(process->mode != MODE_ON || device->index < 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (LIKELY(vgpu_charge(process->core, device->index, bytes, kind) == 0))
+    if (LIKELY(vgpu_charge_quietly(process->core, device->index, bytes, kind) == 0))
         return CUDA_SUCCESS;
-    /* Neither memory that our own pools keep unused, nor what is counted for processes that are
-     * gone, is a reason to refuse. */
+    /* Neither memory that our own pools keep unused, nor what is counted for processes that are gone,
+     * is a reason to refuse. */
     bool less = pools_refresh(process, device, true) > 0;
     less |= settle_ghosts_again(process, device);
-    if (!less)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return vgpu_charge(process->core, device->index, bytes, kind) == 0 ? CUDA_SUCCESS
-                                                                       : CUDA_ERROR_OUT_OF_MEMORY;
+    if (less && vgpu_charge_quietly(process->core, device->index, bytes, kind) == 0)
+        return CUDA_SUCCESS;
+    vgpu_refused(process->core, device->index, bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void charge_forced(struct process *process, struct device *device, uint64_t bytes, int kind) {

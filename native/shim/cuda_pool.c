@@ -15,7 +15,7 @@ static CUresult stream_device(struct device **device, struct process *process, C
     struct vgpu_entry entry;
     if (LIKELY(process->visible == 1)) {
         *device = process_device(process, 0);
-        return CUDA_SUCCESS;
+        return *device ? CUDA_SUCCESS : NO_MEMORY;
     }
     if ((uintptr_t)stream <= (uintptr_t)STREAM_PER_THREAD || !real.cuStreamGetCtx)
         return process_current(device, process);

@@ -343,8 +343,10 @@ CUresult pool_announce(struct pool *pool, uint64_t bytes) {
 bool pool_fits(const struct pool *pool, uint64_t bytes) {
     struct process *process = pool->process;
     uint64_t limit = process_limit(process, pool->device);
+    int index = pool->device->index;
     return limit == 0 ||
-           (bytes <= limit && vgpu_used(process->core, pool->device->index) <= limit - bytes);
+           (bytes <= limit && (vgpu_used_roughly(process->core, index) <= limit - bytes ||
+                               vgpu_used(process->core, index) <= limit - bytes));
 }
 
 /* Under pool_lock. Growth is first taken for that of the calls which charged ahead; what they

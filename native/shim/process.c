@@ -132,8 +132,8 @@ static void report_sm_limit(struct process *process, const struct authority *a) 
 }
 
 static void attach(struct process *process, struct authority *a, bool claim) {
-    int error = region_open(process, a, claim);
     bool limited = a->asked || a->required;
+    int error = region_open(process, a, claim && limited);
     if (!limited) {
         /* Nobody asks for a quota, unless an earlier process of this container recorded one. */
         if (error || !recorded_limit(process)) {
@@ -165,7 +165,7 @@ static struct process *process_make(void) {
         return NULL;
     for (int i = 0; i < MAX_ORDINALS; i++) {
         process->devices[i].ordinal = i;
-        process->devices[i].index = -1;
+        process->devices[i].index = DEVICE_UNKNOWN;
     }
     return process;
 }
@@ -256,16 +256,18 @@ static CUresult read_uuid(CUuuid *uuid, bool *instance, CUdevice ordinal) {
     return result;
 }
 
-/* By the string NVML has for the device. -1: the driver does not know such a device, or not yet. */
+/* By the string NVML has for the device; else one of the reasons of struct device. */
 static int region_index(struct process *process, CUdevice ordinal) {
     CUuuid uuid;
     bool instance;
     char text[VGPU_UUID_LEN];
     if (read_uuid(&uuid, &instance, ordinal) != CUDA_SUCCESS)
-        return -1;
+        return DEVICE_UNKNOWN;
     format_uuid(text, sizeof text, instance ? "MIG" : "GPU", &uuid);
     int index = vgpu_core_device(process->core, text, 1);
-    return index >= 0 ? index : -2;
+    if (index >= 0)
+        return index;
+    return index == -ENOSPC ? DEVICE_NO_PLACE : DEVICE_LATER;
 }
 
 /* Limits by device and HAMi's readers number devices as NVML does. With one device, and no
@@ -307,35 +309,40 @@ static void device_start(struct process *process, struct device *device) {
     device->total = total;
     device->multiprocessors = processors > 0 ? (unsigned)processors : 0;
     device->local_slots = (uint64_t)device->multiprocessors * (threads > 0 ? (uint64_t)threads : 0);
-    int index = -2;
+    int index = DEVICE_NO_PLACE;
     if (process->core) {
         device_order(process);
         index = region_index(process, device->ordinal);
     }
-    if (index == -1)
+    if (index == DEVICE_UNKNOWN)
         return;
     if (index >= 0)
         adopt_limit(process, index, total);
-    if (index == -2 && process->mode == MODE_ON)
+    if (index == DEVICE_NO_PLACE && process->mode == MODE_ON)
         log_line(LOG_ERROR,
                  "device %d has no place in the region (%d devices at most): memory on it "
                  "is refused",
                  device->ordinal, VGPU_MAX_DEVICES);
     __atomic_store_n(&device->index, index, __ATOMIC_RELEASE);
-    if (process->core && vgpu_core_is_creator(process->core))
+    if (index >= 0 && vgpu_core_is_creator(process->core))
         settle_ghosts(process, device);
+}
+
+static bool is_open(const struct device *device) {
+    int index = __atomic_load_n(&device->index, __ATOMIC_ACQUIRE);
+    return index == DEVICE_UNKNOWN || index == DEVICE_LATER;
 }
 
 struct device *process_device(struct process *process, CUdevice ordinal) {
     if (ordinal < 0 || ordinal >= MAX_ORDINALS)
         return NULL;
     struct device *device = &process->devices[ordinal];
-    if (UNLIKELY(__atomic_load_n(&device->index, __ATOMIC_ACQUIRE) == -1)) {
+    if (UNLIKELY(is_open(device))) {
         lock_take(&process->device_lock);
-        if (device->index == -1)
+        if (is_open(device))
             device_start(process, device);
         lock_leave(&process->device_lock);
-        if (__atomic_load_n(&device->index, __ATOMIC_ACQUIRE) == -1)
+        if (__atomic_load_n(&device->index, __ATOMIC_ACQUIRE) == DEVICE_UNKNOWN)
             return NULL;
     }
     return device;

@@ -53,11 +53,18 @@ enum ledger_kind {
     ENTRY_EXEC,     /* CUgraphExec and device; bytes = its memory nodes (cuda_graph.c) */
 };
 
+/* Why a device has no index. Memory on it is refused, but for the first, which the driver answers. */
+enum device_place {
+    DEVICE_UNKNOWN = -1,  /* the driver does not know such a device, or not yet */
+    DEVICE_NO_PLACE = -2, /* more devices than the layout has */
+    DEVICE_LATER = -3,    /* the region could not be asked: next time */
+};
+
 /* One device the program sees, by CUDA ordinal. */
 struct device {
     int ordinal;
     nvmlDevice_t nvml;    /* its handle, NULL = not asked yet */
-    int index;            /* in the region; -1 not known yet, -2 there is no place for it */
+    int index;            /* in the region, or enum device_place */
     uint64_t total;       /* bytes, cuDeviceTotalMem */
     uint64_t local_slots; /* multiprocessors x resident threads: one local-memory frame each */
     unsigned multiprocessors;

@@ -18,9 +18,9 @@
 #define PROCESSES_MAX 4096
 /* Inode of the initial PID namespace (PROC_PID_INIT_INO of the kernel). */
 #define INITIAL_PID_NAMESPACE 0xEFFFFFFCu
-/* Measured: 3.9 MiB a multiprocessor on an H200, 2.6 on a T4. */
 /* At most so often is what is charged for others looked at again before a refusal. */
 #define GHOST_EVERY_NS UINT64_C(50000000)
+/* Measured: 3.9 MiB a multiprocessor on an H200, 2.6 on a T4. */
 #define CONTEXT_PER_MULTIPROCESSOR (4 * MIB)
 
 struct listed {
@@ -33,28 +33,29 @@ struct listed {
 #define LISTED_BYTES (ROWS_BYTES + VGPU_MAX_SLOTS * sizeof(uint64_t))
 
 static bool nvml_start(void) {
-    /* 0 not tried, 1 works, 2 does not. A child inherits the answer but not the library's state. */
-    static int known, maker;
-    if (__atomic_load_n(&known, __ATOMIC_ACQUIRE) && maker == getpid())
-        return known == 1;
+    /* The process id, negative where it does not work: a child inherits the word but not the
+     * library's state. */
+    static int known;
+    int self = (int)getpid(), seen = __atomic_load_n(&known, __ATOMIC_ACQUIRE);
+    if (seen == self || seen == -self)
+        return seen == self;
     bool works = false;
     if (driver_find(LIBRARY_NVML, true) == 0 && real.nvmlInit_v2)
         works = CALL_REAL(nvmlInit_v2) == NVML_SUCCESS;
-    maker = getpid();
-    __atomic_store_n(&known, works ? 1 : 2, __ATOMIC_RELEASE);
+    __atomic_store_n(&known, works ? self : -self, __ATOMIC_RELEASE);
     return works;
 }
 
 static int nvml_device(struct process *process, struct device *device, nvmlDevice_t *handle) {
     if (!nvml_start() || !real.nvmlDeviceGetHandleByUUID)
         return -ENODATA;
-    if (!device->nvml) {
-        const char *uuid = vgpu_core_region(process->core)->uuids[device->index];
-        if (CALL_REAL(nvmlDeviceGetHandleByUUID, uuid, handle) != NVML_SUCCESS)
-            return -ENODATA;
-        __atomic_store_n(&device->nvml, *handle, __ATOMIC_RELEASE);
-    }
-    *handle = device->nvml;
+    *handle = __atomic_load_n(&device->nvml, __ATOMIC_ACQUIRE);
+    if (*handle)
+        return 0;
+    const char *uuid = vgpu_core_region(process->core)->uuids[device->index];
+    if (CALL_REAL(nvmlDeviceGetHandleByUUID, uuid, handle) != NVML_SUCCESS)
+        return -ENODATA;
+    __atomic_store_n(&device->nvml, *handle, __ATOMIC_RELEASE);
     return 0;
 }
 
@@ -145,8 +146,9 @@ static int slot_of(struct process *process, long pid) {
     return -1;
 }
 
-/* Whether the process maps a file whose path holds `part`; `unknown` when that cannot be read. */
-static bool maps(long pid, const char *part, bool unknown) {
+/* Whether the process maps a file whose path ends in `end`, deleted or not, or (`within`) has it in its
+ * midst; `unknown` when that cannot be read. */
+static bool maps(long pid, const char *end, bool within, bool unknown) {
     char path[64], *line = NULL;
     size_t room = 0;
     bool found = false;
@@ -155,8 +157,9 @@ static bool maps(long pid, const char *part, bool unknown) {
     if (!file)
         return unknown;
     while (!found && getline(&line, &room, file) > 0) {
-        const char *name = strchr(line, '/');
-        found = name && strstr(name, part);
+        const char *name = strchr(line, '/'), *at = name ? strstr(name, end) : NULL;
+        const char *rest = at ? at + strlen(end) : NULL;
+        found = rest && (within || *rest == '\n' || strncmp(rest, " (deleted)", 10) == 0);
     }
     free(line);
     fclose(file);
@@ -173,7 +176,7 @@ static bool is_ours(struct process *process, long pid) {
     if (theirs != namespace_of(getpid(), "mnt"))
         return false;
     /* A driver that lists host ids may mean somebody else by the number of a process of ours. */
-    return host ? maps(pid, process->path, false) : maps(pid, "/libcuda.so", true);
+    return host ? maps(pid, process->path, false, false) : maps(pid, "/libcuda.so", true, true);
 }
 
 /* What a process with a slot holds beyond its charge: memory whose maker is gone. */

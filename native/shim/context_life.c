@@ -4,10 +4,6 @@
 /* One context's life, of whatever kind: charged before it is made, entered, given back when it is
  * gone. */
 
-static uint64_t key_of(const void *handle) {
-    return (uint64_t)(uintptr_t)handle;
-}
-
 bool context_hopeless(CUdevice dev) {
     int value;
     if (!real.cuDeviceGetAttribute)

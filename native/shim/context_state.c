@@ -296,7 +296,7 @@ CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int 
 static CUresult green_device(struct device **device, struct process *process, CUgreenCtx green) {
     struct vgpu_entry entry;
     if (process->mode != MODE_ON ||
-        vgpu_ledger_get(process->ledger, ENTRY_GREEN, (uint64_t)(uintptr_t)green, &entry))
+        vgpu_ledger_get(process->ledger, ENTRY_GREEN, key_of(green), &entry))
         return process_current(device, process);
     *device = process_device(process, entry.device);
     return CUDA_SUCCESS;

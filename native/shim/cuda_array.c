@@ -246,7 +246,7 @@ static CUresult array_end_estimate(struct array *a, CUresult result, uint64_t ha
 
 /* Takes the driver's result, and destroys what does not fit. */
 static CUresult array_end(struct array *a, CUresult result, const void *array) {
-    uint64_t handle = (uint64_t)(uintptr_t)array;
+    uint64_t handle = key_of(array);
     if (a->nothing) {
         /* Noted for the tiles that are to be mapped into it. */
         if (result == CUDA_SUCCESS && tracks(a->process))

@@ -6,10 +6,6 @@
 /* Primary contexts, and the green ones that share theirs. The references are the driver's own
  * count; ours only tells when a sweep is due, and the driver's state decides. */
 
-static uint64_t key_of(const void *handle) {
-    return (uint64_t)(uintptr_t)handle;
-}
-
 /* Measured: what a green context adds to its primary. */
 #define GREEN_FIRST (6 * MIB)
 #define GREEN_NEXT (4 * MIB)

@@ -3,10 +3,6 @@
 
 /* Contexts that the program creates, and ends or detaches from. */
 
-static uint64_t key_of(const void *handle) {
-    return (uint64_t)(uintptr_t)handle;
-}
-
 struct creation {
     struct taking taking;
     CUcontext context;

@@ -6,7 +6,6 @@
  * graph memory is trimmed, whatever becomes of graph and pointers; local memory of kernels at
  * instantiation. */
 
-#define NO_MEMORY CUDA_ERROR_OUT_OF_MEMORY
 /* No pointer reaches these bits of a key. */
 #define KEY_DEVICE_SHIFT 56
 #define KEY_LOCAL (UINT64_C(1) << 63)
@@ -14,7 +13,7 @@
 #define NODES_SETTLED 256
 
 static uint64_t exec_key(CUgraphExec exec, const struct device *device) {
-    return (uint64_t)(uintptr_t)exec | (uint64_t)device->ordinal << KEY_DEVICE_SHIFT;
+    return key_of(exec) | (uint64_t)device->ordinal << KEY_DEVICE_SHIFT;
 }
 
 /* ---- around a call that takes it --------------------------------------------------------------- */
@@ -129,7 +128,7 @@ CUresult exec_note_local(const struct graph_plan *plan, CUgraphExec exec) {
             most = &plan->local[i];
     if (!most)
         return CUDA_SUCCESS;
-    struct vgpu_entry entry = {.key = (uint64_t)(uintptr_t)exec | KEY_LOCAL,
+    struct vgpu_entry entry = {.key = key_of(exec) | KEY_LOCAL,
                                .kind = ENTRY_EXEC,
                                .device = -1,
                                .bytes = most->need,
@@ -209,7 +208,7 @@ static CUresult exec_destroy(struct process *process, CUgraphExec exec) {
     int count = 0, devices = device_count(process);
     for (int i = 0; i < devices && count < VGPU_MAX_DEVICES; i++)
         count += entry_take(process, exec_key(exec, &process->devices[i]), &taken[count]);
-    count += entry_take(process, (uint64_t)(uintptr_t)exec | KEY_LOCAL, &taken[count]);
+    count += entry_take(process, key_of(exec) | KEY_LOCAL, &taken[count]);
     CUresult result = CALL_REAL(cuGraphExecDestroy, exec);
     for (int i = 0; result != CUDA_SUCCESS && i < count; i++)
         (void)entry_put(process, &taken[i]);
@@ -285,7 +284,7 @@ static CUresult plan_launch(struct graph_plan *plan, struct process *process, CU
             return NO_MEMORY;
         plan->parts += !is_resident(part, &entry);
     }
-    uint64_t key = (uint64_t)(uintptr_t)exec | KEY_LOCAL;
+    uint64_t key = key_of(exec) | KEY_LOCAL;
     if (vgpu_ledger_get(process->ledger, ENTRY_EXEC, key, &entry) == 0)
         plan->local[plan->locals++] =
             (struct graph_local){.context = entry.aux, .need = entry.bytes};

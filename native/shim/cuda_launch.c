@@ -4,8 +4,6 @@
 
 /* Launches: one test and a jump while there is no reason to look further. */
 
-#define PER_THREAD_STREAM ((CUstream)2)
-
 uint32_t launch_reasons = LAUNCH_COLD;
 
 /* Launches that may pass before we stop waiting for the kernels of an unloaded library. */
@@ -72,7 +70,7 @@ int local_context(struct process *process, struct device *device, uint64_t conte
 }
 
 uint64_t launch_local_need(struct process *process, CUfunction function) {
-    struct vgpu_entry entry = {.key = (uint64_t)(uintptr_t)function};
+    struct vgpu_entry entry = {.key = key_of(function)};
     struct device *device;
     if (!function || !vgpu_ledger_get(process->ledger, ENTRY_FUNCTION, entry.key, &entry))
         return entry.aux;
@@ -180,9 +178,9 @@ static bool launching_context(uint64_t *context, CUstream stream) {
     bool captured = real.cuStreamIsCapturing &&
                     (CALL_REAL(cuStreamIsCapturing, stream, &status) != CUDA_SUCCESS ||
                      status != CU_STREAM_CAPTURE_STATUS_NONE);
-    if (stream != PER_THREAD_STREAM && real.cuStreamGetCtx &&
+    if (stream != STREAM_PER_THREAD && real.cuStreamGetCtx &&
         CALL_REAL(cuStreamGetCtx, stream, &owner) == CUDA_SUCCESS && owner)
-        *context = (uint64_t)(uintptr_t)owner;
+        *context = key_of(owner);
     return !captured;
 }
 
@@ -197,15 +195,14 @@ static struct device *device_of(struct process *process, uint64_t context) {
 /* A CUfunction runs in its module's context, a CUkernel in the launching one. */
 static uint64_t running_context(struct process *process, CUfunction function, uint64_t launching) {
     struct vgpu_entry entry = {.aux2 = 0};
-    (void)vgpu_ledger_get(process->ledger, ENTRY_FUNCTION, (uint64_t)(uintptr_t)function, &entry);
+    (void)vgpu_ledger_get(process->ledger, ENTRY_FUNCTION, key_of(function), &entry);
     return entry.aux2 ? entry.aux2 : launching;
 }
 
 /* The library that launching a CUkernel loads. */
 static uint64_t library_of(struct process *process, CUfunction function) {
     struct vgpu_entry entry;
-    if (vgpu_ledger_get(process->ledger, ENTRY_FUNCTION, (uint64_t)(uintptr_t)function, &entry) ||
-        entry.aux2)
+    if (vgpu_ledger_get(process->ledger, ENTRY_FUNCTION, key_of(function), &entry) || entry.aux2)
         return 0;
     return entry.bytes;
 }
@@ -337,7 +334,7 @@ DEFINE(cuLaunchGridAsync, f, hStream,
         kernelParams
 
 /* The null stream of these is the thread's own. */
-#define OWN_STREAM(stream) ((stream) ? (stream) : PER_THREAD_STREAM)
+#define OWN_STREAM(stream) ((stream) ? (stream) : STREAM_PER_THREAD)
 #define CONFIG_STREAM(config) ((config) ? (config)->hStream : NULL)
 
 DEFINE(cuLaunchKernel, f, hStream, (KERNEL_PARAMS, void **extra), (KERNEL_ARGS, extra))

@@ -2,8 +2,6 @@
 
 /* Allocations at an address: plain, pitched, managed; and their frees. */
 
-#define NO_MEMORY CUDA_ERROR_OUT_OF_MEMORY
-
 /* The driver answers a bad request itself: a refusal must not hide INVALID_VALUE. */
 static bool is_bad(const void *out, uint64_t bytes) {
     return !out || bytes == 0;
@@ -218,6 +216,7 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
 }
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream) {
-    FREE_BODY(cuMemFreeAsync_ptsz, ORDERED(hStream ? hStream : (CUstream)2), dptr, dptr, hStream);
+    FREE_BODY(cuMemFreeAsync_ptsz, ORDERED(hStream ? hStream : STREAM_PER_THREAD), dptr, dptr,
+              hStream);
     return result;
 }

@@ -9,10 +9,6 @@
  * first of: a CUfunction of a kernel, a global, its module, a launch of a kernel handle; with
  * eager loading, with cuLibraryLoad* in every context there is. */
 
-static uint64_t key_of(const void *handle) {
-    return (uint64_t)(uintptr_t)handle;
-}
-
 /* ---- where a library is loaded ----------------------------------------------------------- */
 
 static uint64_t loaded_key(uint64_t library, uint64_t context) {

@@ -2,9 +2,7 @@
 
 /* Stream-ordered allocations and the pools they come from. */
 
-#define NO_MEMORY CUDA_ERROR_OUT_OF_MEMORY
 /* Handles up to CU_STREAM_PER_THREAD name the current context's own streams. */
-#define STREAM_PER_THREAD ((CUstream)2)
 
 /* ---- whose memory ------------------------------------------------------------------------------ */
 
@@ -22,7 +20,7 @@ static CUresult stream_device(struct device **device, struct process *process, C
     CUresult result = CALL_REAL(cuStreamGetCtx, stream, &context);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!vgpu_ledger_get(process->ledger, ENTRY_CONTEXT, (uint64_t)(uintptr_t)context, &entry))
+    if (!vgpu_ledger_get(process->ledger, ENTRY_CONTEXT, key_of(context), &entry))
         ordinal = entry.device;
     else if (real.cuCtxGetDevice_v2)
         result = CALL_REAL(cuCtxGetDevice_v2, &ordinal, context);

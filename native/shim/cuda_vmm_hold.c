@@ -10,9 +10,8 @@
  * is commonly still there. */
 
 static uint64_t tile_resource(const CUarrayMapInfo *info) {
-    return info->resourceType == CU_RESOURCE_TYPE_ARRAY
-               ? (uint64_t)(uintptr_t)info->resource.array
-               : (uint64_t)(uintptr_t)info->resource.mipmap;
+    return info->resourceType == CU_RESOURCE_TYPE_ARRAY ? key_of(info->resource.array)
+                                                        : key_of(info->resource.mipmap);
 }
 
 static uint64_t tile_key(const CUarrayMapInfo *info) {

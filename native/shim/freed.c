@@ -5,7 +5,6 @@
  * allocations give it back. */
 
 #define STREAMS_MAX 32
-#define STREAM_PER_THREAD ((CUstream)2)
 
 /* The bytes are in the ledger's ENTRY_FREED, where they end with their context. Under pool_lock. */
 static struct freed {
@@ -17,10 +16,10 @@ static struct freed {
 static struct process *owner;
 
 /* Names a stream: a handle, a thread's own one, or a context's. */
-static uint64_t key_of(CUstream stream, uint64_t context) {
+static uint64_t row_key(CUstream stream, uint64_t context) {
     if (stream == STREAM_PER_THREAD)
         return (uint64_t)(uintptr_t)&inside;
-    return (uintptr_t)stream < (uintptr_t)STREAM_PER_THREAD ? context : (uint64_t)(uintptr_t)stream;
+    return (uintptr_t)stream < (uintptr_t)STREAM_PER_THREAD ? context : key_of(stream);
 }
 
 /* Under pool_lock; a parent process's table is not ours. */
@@ -39,7 +38,7 @@ static struct freed *find(struct process *process, uint64_t key) {
 /* Adds to what a stream keeps; false without room. */
 static bool add(struct process *process, const struct vgpu_entry *memory, CUstream stream,
                 uint64_t bytes) {
-    uint64_t key = key_of(stream, memory->aux2);
+    uint64_t key = row_key(stream, memory->aux2);
     struct vgpu_entry entry = {
         .key = key, .kind = ENTRY_FREED, .device = memory->device, .aux2 = memory->aux2};
     struct freed *row = find(process, key);
@@ -92,7 +91,7 @@ bool stream_finish(CUstream stream) {
 static bool is_done(const struct freed *row, bool all) {
     if (all && row->context == context_current())
         return true;
-    if (row->stream == STREAM_PER_THREAD && row->key != key_of(row->stream, 0))
+    if (row->stream == STREAM_PER_THREAD && row->key != row_key(row->stream, 0))
         return false;
     if ((uintptr_t)row->stream <= (uintptr_t)STREAM_PER_THREAD && row->context != context_current())
         return false;
@@ -155,7 +154,7 @@ uint64_t freed_flush(struct process *process, bool all) {
 }
 
 void freed_stream_ends(struct process *process, CUstream stream) {
-    uint64_t key = key_of(stream, context_current());
+    uint64_t key = row_key(stream, context_current());
     struct vgpu_entry entry = {.bytes = 0};
     if (!(__atomic_load_n(&pools_watched, __ATOMIC_ACQUIRE) & POOLS_DEFERRED))
         return;

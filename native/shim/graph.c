@@ -43,7 +43,7 @@ void graph_plan_kernel(struct graph_plan *plan, CUfunction function, CUkernel ke
     uint64_t need = launch_local_need(plan->process, function);
     if (need <= LOCAL_DEFAULT)
         return;
-    uint64_t key = context ? (uint64_t)(uintptr_t)context : context_current();
+    uint64_t key = context ? key_of(context) : context_current();
     int i = 0;
     while (i < plan->locals && plan->local[i].context != key)
         i++;

@@ -86,7 +86,7 @@ static struct pool *record_start(struct process *process, CUmemoryPool handle,
 
 static struct pool *record_of(struct process *process, CUmemoryPool handle) {
     struct vgpu_entry entry;
-    if (vgpu_ledger_get(process->ledger, ENTRY_POOL, (uint64_t)(uintptr_t)handle, &entry))
+    if (vgpu_ledger_get(process->ledger, ENTRY_POOL, key_of(handle), &entry))
         return NULL;
     return (struct pool *)(uintptr_t)entry.aux; /* NOLINT: our own record */
 }
@@ -97,10 +97,10 @@ struct pool *pool_add(struct process *process, CUmemoryPool handle, struct devic
     own(process);
     struct pool *pool = record_of(process, handle);
     if (!pool && (pool = record_start(process, handle, device, kind))) {
-        struct vgpu_entry entry = {.key = (uint64_t)(uintptr_t)handle,
+        struct vgpu_entry entry = {.key = key_of(handle),
                                    .kind = ENTRY_POOL,
                                    .device = device ? device->ordinal : -1,
-                                   .aux = (uint64_t)(uintptr_t)pool};
+                                   .aux = key_of(pool)};
         if (vgpu_ledger_put(process->ledger, &entry)) {
             pool->handle = NULL;
             pool = NULL;
@@ -141,7 +141,7 @@ void pool_retire(struct pool *pool) {
     struct vgpu_entry entry;
     lock(process);
     pool->dying = true;
-    (void)vgpu_ledger_take(process->ledger, ENTRY_POOL, (uint64_t)(uintptr_t)pool->handle, &entry);
+    (void)vgpu_ledger_take(process->ledger, ENTRY_POOL, key_of(pool->handle), &entry);
     while (pool->holders) {
         unlock(process);
         sched_yield();
@@ -152,10 +152,10 @@ void pool_retire(struct pool *pool) {
 
 void pool_revive(struct pool *pool) {
     struct process *process = pool->process;
-    struct vgpu_entry entry = {.key = (uint64_t)(uintptr_t)pool->handle,
+    struct vgpu_entry entry = {.key = key_of(pool->handle),
                                .kind = ENTRY_POOL,
                                .device = pool->device ? pool->device->ordinal : -1,
-                               .aux = (uint64_t)(uintptr_t)pool};
+                               .aux = key_of(pool)};
     lock(process);
     pool->dying = false;
     (void)vgpu_ledger_put(process->ledger, &entry);

@@ -10,6 +10,15 @@
  * one record a device. Made on the first driver call that needs it; a forked child finds an empty
  * page instead of its parent's record and makes its own. */
 
+#define NO_MEMORY CUDA_ERROR_OUT_OF_MEMORY
+/* The stream handle that names the calling thread's own stream; smaller ones name the null stream. */
+#define STREAM_PER_THREAD ((CUstream)2)
+
+/* A handle as the ledger keys it. */
+static inline uint64_t key_of(const void *handle) {
+    return (uint64_t)(uintptr_t)handle;
+}
+
 enum process_mode {
     MODE_OFF,     /* no sign of a quota: everything passes */
     MODE_ON,      /* charged and refused */

@@ -4,7 +4,6 @@
 /* What the parts of virtual memory management share: cuda_vmm.c has backings, handles, mappings and
  * shared handles, cuda_vmm_hold.c the other holds, cuda_array.c the arrays. */
 
-#define NO_MEMORY CUDA_ERROR_OUT_OF_MEMORY
 /* Of a backing without a device: a multicast object, which takes no memory itself. */
 #define NO_DEVICE (-1)
 

@@ -178,7 +178,7 @@ static void instantiate_close(struct instantiation *i, CUresult granted, CUresul
     if (i->upload)
         plan_end(plan, plan->parts, result != CUDA_SUCCESS);
     graph_local_end(plan, granted);
-    if (granted == CUDA_SUCCESS && plan->nodes >= NODES_SETTLED &&
+    if (granted == CUDA_SUCCESS && (plan->nodes >= NODES_SETTLED || plan->lazy) &&
         process_current(&device, plan->process) == CUDA_SUCCESS)
         (void)settle(plan->process, device, true);
 }

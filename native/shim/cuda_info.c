@@ -9,6 +9,9 @@ CUresult cuInit(unsigned int Flags) {
     struct process *process = enter();
     if (!process)
         return real.cuInit(Flags);
+    static int asked;
+    if (UNLIKELY(process->mode == MODE_REFUSED) && __atomic_exchange_n(&asked, 1, __ATOMIC_RELAXED))
+        process = process_get_again(process);
     if (process->mode == MODE_REFUSED)
         return CUDA_ERROR_NOT_PERMITTED;
     CUresult result = CALL_REAL(cuInit, Flags);

@@ -133,6 +133,20 @@ static uint64_t leave(struct process *process, int i, uint64_t key, uint64_t byt
     return part;
 }
 
+static bool settled_meanwhile;
+
+uint64_t freed_bytes(struct process *process, struct device *device) {
+    uint64_t cursor = 0, bytes = 0;
+    struct vgpu_entry entry;
+    if (!(__atomic_load_n(&pools_watched, __ATOMIC_ACQUIRE) & POOLS_DEFERRED))
+        return 0;
+    while (vgpu_ledger_next(process->ledger, ENTRY_FREED, &cursor, &entry) == 0)
+        bytes += entry.device == device->ordinal ? entry.bytes : 0;
+    if (bytes)
+        __atomic_store_n(&settled_meanwhile, true, __ATOMIC_RELEASE);
+    return bytes;
+}
+
 uint64_t freed_flush(struct process *process, bool all) {
     uint64_t back = 0;
     bool left = false;
@@ -150,6 +164,8 @@ uint64_t freed_flush(struct process *process, bool all) {
     }
     if (left)
         __atomic_fetch_or(&pools_watched, POOLS_DEFERRED, __ATOMIC_RELEASE);
+    if (back && __atomic_exchange_n(&settled_meanwhile, false, __ATOMIC_ACQ_REL))
+        launch_watch(LAUNCH_UNSETTLED);
     return back;
 }
 

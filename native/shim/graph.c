@@ -60,8 +60,10 @@ static CUresult add_kernel(struct graph_plan *plan, CUgraphNode node) {
     if (!real.cuGraphKernelNodeGetParams_v2)
         return CUDA_SUCCESS; /* a driver without contexts in nodes: the launch's settle sees it */
     CUresult result = CALL_REAL(cuGraphKernelNodeGetParams_v2, node, &params);
-    if (result == CUDA_SUCCESS)
-        graph_plan_kernel(plan, params.func, params.kern, params.ctx);
+    if (result != CUDA_SUCCESS)
+        return result;
+    plan->lazy |= params.kern != NULL;
+    graph_plan_kernel(plan, params.func, params.kern, params.ctx);
     return result;
 }
 
@@ -110,7 +112,7 @@ static CUresult add_graph(struct graph_plan *plan, CUgraph graph, int depth) {
 CUresult graph_read(struct graph_plan *plan, struct process *process, CUgraph graph) {
     plan->process = process;
     plan->nodes = 0;
-    plan->tight = false;
+    plan->tight = plan->lazy = false;
     plan->live = plan->parts = plan->locals = 0;
     if (!graph || !real.cuGraphGetNodes || !real.cuGraphNodeGetType ||
         !real.cuGraphChildGraphNodeGetGraph)

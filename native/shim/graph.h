@@ -29,7 +29,8 @@ struct graph_plan {
     struct process *process;
     size_t nodes;
     bool tight;
-    int live; /* allocations less frees */
+    bool lazy; /* names kernels of libraries that adding their nodes may have loaded */
+    int live;  /* allocations less frees */
     int parts, locals;
     struct graph_part part[MAX_ORDINALS];
     struct graph_local local[GRAPH_CONTEXTS_MAX];

@@ -2,6 +2,7 @@
 #include "process.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -56,7 +57,10 @@ void log_line(enum log_level level, const char *format, ...) {
     va_end(list);
     length = (int)strlen(line);
     line[length++] = '\n';
-    (void)!write(STDERR_FILENO, line, (size_t)length);
+    /* Neither a reader that is gone (SIGPIPE) nor one that is slow may be felt by the program. */
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&out, 1, 0) == 1 && out.revents == POLLOUT)
+        (void)!write(STDERR_FILENO, line, (size_t)length);
 }
 
 /* ---- start ------------------------------------------------------------------------------ */
@@ -205,6 +209,22 @@ static void look_again(struct process *process) {
         vgpu_core_open(&core, other, VGPU_OPEN_READ, process->instance))
         return;
     __atomic_store_n(&process->core, core, __ATOMIC_RELEASE);
+}
+
+/* A want of descriptors or memory, or a stopped neighbour, may be over: the next cuInit looks again. */
+static bool may_pass(int error) {
+    return error == EMFILE || error == ENFILE || error == ENOMEM || error == EBUSY ||
+           error == EINTR || error == EAGAIN || error == ENOSPC;
+}
+
+struct process *process_get_again(struct process *process) {
+    struct anchor *anchor = anchor_get();
+    if (!anchor || process->mode != MODE_REFUSED || !may_pass(process->error))
+        return process;
+    /* The old record stays where other threads may read it. */
+    (void)__atomic_compare_exchange_n(&anchor->process, &process, NULL, false, __ATOMIC_ACQ_REL,
+                                      __ATOMIC_ACQUIRE);
+    return process_get(true);
 }
 
 struct process *process_get(bool claim) {

@@ -125,6 +125,9 @@ struct process {
  * taken; without it the region is only looked at. Never NULL. */
 struct process *process_get(bool claim);
 
+/* For cuInit: after a refusal whose cause may be over, a new record; else the same. */
+struct process *process_get_again(struct process *process);
+
 /* What bodies begin with: NULL = pass the call on as it is. */
 static inline struct process *enter(void) {
     if (inside)

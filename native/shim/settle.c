@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "process.h"
+#include "freed.h"
 
 /* What the driver takes without saying how much: contexts, images, stacks, local memory. An estimate is
  * charged before the call; after it NVML's figure for this process, less what the ledger tracks,
@@ -166,8 +166,9 @@ static bool maps(long pid, const char *end, bool within, bool unknown) {
     return found;
 }
 
-/* Where the PID namespace is the container's own, NVML lists this container and no other; on a host
- * namespace only a mapping of our region's path tells. */
+/* Who maps our region's path, the file deleted or not, is of this container; who has our library and
+ * another region is a neighbour. Of others only the container's own PID namespace tells: there NVML
+ * lists this container and no other, unless a driver lists host ids, which mean somebody else. */
 static bool is_ours(struct process *process, long pid) {
     uint64_t theirs = namespace_of(pid, "mnt");
     bool host = namespace_of(getpid(), "pid") == INITIAL_PID_NAMESPACE;
@@ -175,8 +176,9 @@ static bool is_ours(struct process *process, long pid) {
         return process->required && !host;
     if (theirs != namespace_of(getpid(), "mnt"))
         return false;
-    /* A driver that lists host ids may mean somebody else by the number of a process of ours. */
-    return host ? maps(pid, process->path, false, false) : maps(pid, "/libcuda.so", true, true);
+    if (maps(pid, process->path, false, false))
+        return true;
+    return !host && !maps(pid, "/libvgpu.so", false, false) && maps(pid, "/libcuda.so", true, true);
 }
 
 /* What a process with a slot holds beyond its charge: memory whose maker is gone. */
@@ -451,6 +453,10 @@ bool estimate_clear(struct process *process, struct device *device) {
 
 void settle_less(struct process *process, struct device *device, uint64_t bytes) {
     int settled = settle(process, device, true);
+    for (int tries = 0; settled == -EAGAIN && tries < PATIENCE; tries++) {
+        usleep(PATIENCE_US);
+        settled = settle(process, device, true);
+    }
     if (settled)
         estimate_give_back(process, device, bytes);
     if (settled == -EAGAIN)

@@ -76,6 +76,7 @@ static void end_objects(struct cu_ctx *ctx) {
 
 void cu_ctx_stop(struct cu_ctx *ctx) {
     end_objects(ctx);
+    free_later_end(ctx);
     while (ctx->recs)
         cu_rec_free(ctx->recs);
     for (int i = 0; i < 2; i++)

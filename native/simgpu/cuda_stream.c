@@ -108,6 +108,16 @@ bool freed_already(CUdeviceptr p) {
     return false;
 }
 
+void free_later_end(struct cu_ctx *ctx) {
+    for (size_t i = 0; i < n_later;) {
+        const struct cu_rec *rec = va_find(later[i].p);
+        if (rec && rec->ctx == ctx)
+            later[i] = later[--n_later];
+        else
+            i++;
+    }
+}
+
 void cu_synced(uint64_t stream_id) {
     for (size_t i = 0; i < n_later;) {
         if (stream_id && later[i].stream != stream_id) {

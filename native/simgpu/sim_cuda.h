@@ -296,6 +296,7 @@ uint64_t cu_thread(void);
 void cu_synced(uint64_t stream_id); /* 0: all streams */
 CUresult free_later(CUdeviceptr p, struct cu_stream *s);
 bool freed_already(CUdeviceptr p);
+void free_later_end(struct cu_ctx *ctx); /* its memory goes with it */
 
 /* cuda_pool.c */
 CUresult pool_free(struct cu_rec *rec, CUdeviceptr p, uint64_t stream_id, bool now);

@@ -195,3 +195,20 @@ def test_variants_are_exports_of_their_own(sim_env: SimEnv, run_client: RunClien
 def test_a_driver_that_looks_itself_up_reaches_itself(sim_env: SimEnv) -> None:
     """cuInit finds its own cuInit through dlsym on its own handle (B023)."""
     assert ask(sim_env(SIMGPU_SELFLOOKUP="1"), "say(cu_init())") == 0
+
+
+def test_a_free_in_stream_order_ends_with_its_context(sim_env: SimEnv, run_client: RunClient) -> None:
+    """After a reset the next owner of an address keeps it: the stream of the old free is gone."""
+    code = """
+from simclient import *
+init(0)
+s = ok(stream_create())
+ok(free_async(ok(alloc(700 * MIB)), s))
+ok(call("cuDevicePrimaryCtxReset_v2", 0))
+init(0)
+before = sim_device_used()
+p = ok(alloc(700 * MIB))
+ok(call("cuCtxSynchronize"))
+assert sim_device_used() - before == 700 * MIB
+"""
+    assert run_client(code, sim_env()).stderr == ""

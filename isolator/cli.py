@@ -59,7 +59,7 @@ def libpath(
 @app.command()
 def demo(
     gpu: Annotated[Gpu, typer.Option(help="The simulated GPU, or a real one.")] = Gpu.SIM,
-    limit: Annotated[str, typer.Option(help="Quota of each tenant.")] = "4147m",
+    limit: Annotated[str, typer.Option(help="Quota of each tenant (simulated: 512m to 9g).")] = "4147m",
 ) -> None:
     """Run two tenants on one GPU and show that each is held to its quota."""
     from isolator.demo import run
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         show = getattr(error, "format_message", None)
         if show is None:
             raise
-        _fail(show(), getattr(error, "exit_code", 2))
+        _fail(show().replace("Value error, ", ""), getattr(error, "exit_code", 2))
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -26,6 +26,8 @@ PATIENCE_S = 60.0
 STATE_SIM = "simgpu.state"
 GIB = 1 << 30
 OUT_OF_MEMORY = 2
+SIM_LIMITS = 512 * MIB, 9 * GIB
+"""Quotas of which three quarters, beside a context, fit the quota, and twice the simulated T4."""
 
 
 @dataclass
@@ -207,6 +209,8 @@ def run(gpu: str, limit: str) -> int:
     """Runs the demo; 0 when both tenants were granted 3 GiB and refused 2 GiB more at the same time."""
     console = Console()
     size = parse_limit(limit)
+    if gpu == "sim" and not SIM_LIMITS[0] <= size <= SIM_LIMITS[1]:
+        raise UsageError(f"limit {limit!r} does not suit two tenants on the simulated T4: 512m to 9g do")
     if gpu == "real" and shutil.which("nvidia-smi") is None:
         raise UnavailableError("no nvidia-smi on PATH: is there an NVIDIA driver? (--gpu sim needs none)")
     container = _unshare()

@@ -17,7 +17,7 @@ BUILD_REQUIRES = $$($(PY) -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
 
 C_FILES = $(wildcard native/*/*.[ch] tests/*/*.[ch] tests/*/clients/*.[ch] bench/*.c)
-TOOLS = gcc libc6-dev binutils strace qemu-user-static
+TOOLS = python3-venv python3-dev gcc libc6-dev binutils strace qemu-user-static
 PY_FILES = $(wildcard isolator/*.py isolator/*/*.py native/*.py tests/*.py tests/*/*.py bench/*.py)
 
 .PHONY: help setup tools build demo test test-gpu bench sanitize fuzz lint format clean
@@ -31,7 +31,8 @@ tools:
 $(SETUP): pyproject.toml
 	@.ci/tools $(TOOLS)
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed (set PYTHON=...)" >&2; exit 1; }
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "setting up .venv (two minutes at the first time)"
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	@$(PY) -m pip install -q $(BUILD_REQUIRES)
 	@$(PY) -m pip install -q --no-build-isolation -e '.[dev]'
 	@touch $@

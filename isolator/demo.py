@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -214,6 +215,7 @@ def run(gpu: str, limit: str) -> int:
     if gpu == "real" and shutil.which("nvidia-smi") is None:
         raise UnavailableError("no nvidia-smi on PATH: is there an NVIDIA driver? (--gpu sim needs none)")
     container = _unshare()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the tenants end with us
     with tempfile.TemporaryDirectory(prefix="isolator-demo-") as folder:
         work = Path(folder)
         work.chmod(0o755)

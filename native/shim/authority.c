@@ -308,6 +308,15 @@ static bool own_folder(char folder[PATH_MAX]) {
     return slash != folder;
 }
 
+/* Whatever does not clearly say no is meant to enforce. */
+static bool is_true(const char *value) {
+    static const char *const no[] = {"", "0", "no", "false", "off", "none"};
+    for (size_t i = 0; value && i < sizeof no / sizeof *no; i++)
+        if (!strcasecmp(value, no[i]))
+            return false;
+    return value != NULL;
+}
+
 void authority_read(struct authority *a) {
     char mount[PATH_MAX] = "", file[PATH_MAX + sizeof "/limit/" LIMIT_NAME];
     struct environment env = {0};
@@ -320,7 +329,7 @@ void authority_read(struct authority *a) {
         found = mounts.known ? mounts.limit : access(file, F_OK) == 0 && read_only(file);
     }
     const char *enforce = getenv("ISOLATOR_ENFORCE");
-    a->required = found || mounts.containers || (enforce && !strcasecmp(enforce, "required"));
+    a->required = found || mounts.containers || is_true(enforce);
     a->asked = limits_of(a, &env, own_value) > 0;
     if (!a->asked && !found)
         a->asked = limits_of(a, &env, first_value) > 0;

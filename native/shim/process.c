@@ -310,6 +310,11 @@ static void adopt_limit(struct process *process, int index, uint64_t total) {
     vgpu_core_set_limit(process->core, index, own);
     if (own)
         vgpu_core_record_limit(process->core, index, own);
+    uint64_t held = vgpu_core_limit(process->core, index);
+    if (held < own)
+        log_line(LOG_WARNING,
+                 "a limit of %llu MiB was asked for, but %llu MiB are recorded in %s and hold",
+                 (unsigned long long)(own / MIB), (unsigned long long)(held / MIB), process->path);
     for (int i = 0; i < VGPU_MAX_DEVICES; i++)
         if (i != index && process->limit[i])
             vgpu_core_record_limit(process->core, i, process->limit[i]);

@@ -124,7 +124,7 @@ def test_the_first_process_fixes_the_limit_of_the_container(
     box = Container(tmp_path / "box", libvgpu, containers=False)
     cache = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "usage.cache"), "SIMGPU_COUNT": "2"}
     done = box.run([sys.executable, "-c", RECORDED], sim_env(CLIENT=CLIENT, **cache))
-    assert done.stderr == ""
+    assert all("was asked for, but 2048 MiB are recorded in" in line for line in done.stderr.splitlines())
     shown = json.loads(done.stdout)
     assert shown == [_capped(2048), _capped(2048), _capped(1024), _capped(2048), [0, 0, 2048, 2048, 2]]
 

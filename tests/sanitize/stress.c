@@ -67,7 +67,12 @@ static int compare(const char *who) {
     printf("%s: granted %ld refused %ld other %ld, account %llu, simulator %llu, nvml %llu\n", who,
            granted, refused, other, (unsigned long long)ours, (unsigned long long)truth,
            memory.used);
-    return ours != truth || memory.used != ours || granted == 0 || refused == 0;
+    /* Never less than the truth; an estimate that no quiet moment let be settled may be left over. */
+    if (ours < truth || ours - truth > 16 * MIB || memory.used != ours || !granted || !refused) {
+        printf("%s: the account is wrong, or the quota was never reached\n", who);
+        return 1;
+    }
+    return 0;
 }
 
 int main(int arguments, char **argument) {
@@ -77,6 +82,8 @@ int main(int arguments, char **argument) {
     if (pipe(rested))
         return 5;
     pid_t child = fork();
+    if (child == 0)
+        close(rested[1]);
     until = now() + seconds;
     must("start", start(0));
     run(threads);

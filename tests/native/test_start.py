@@ -110,7 +110,9 @@ def client(limit, **more):
         env["CUDA_DEVICE_MEMORY_LIMIT"] = limit
     command = [sys.executable, "-c", os.environ["CLIENT"]]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    warned = "8192 MiB was asked for, but 2048 MiB are recorded in" in done.stderr
+    assert done.returncode == 0 and warned == (limit == "8g"), done.stderr
+    assert warned or done.stderr == "", done.stderr
     return json.loads(done.stdout)
 shown = [client("2g"), client(None), client("1g"), client("8g"), client(None, CUDA_VISIBLE_DEVICES="1")]
 print(json.dumps(shown))
@@ -124,7 +126,7 @@ def test_the_first_process_fixes_the_limit_of_the_container(
     box = Container(tmp_path / "box", libvgpu, containers=False)
     cache = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "usage.cache"), "SIMGPU_COUNT": "2"}
     done = box.run([sys.executable, "-c", RECORDED], sim_env(CLIENT=CLIENT, **cache))
-    assert all("was asked for, but 2048 MiB are recorded in" in line for line in done.stderr.splitlines())
+    assert done.stderr == ""
     shown = json.loads(done.stdout)
     assert shown == [_capped(2048), _capped(2048), _capped(1024), _capped(2048), [0, 0, 2048, 2048, 2]]
 

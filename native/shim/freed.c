@@ -35,10 +35,11 @@ static struct freed *find(struct process *process, uint64_t key) {
     return NULL;
 }
 
-/* Adds to what a stream keeps; false without room. */
+/* Adds to what a stream keeps; false without room. The null stream and a thread's own are those of the
+ * context that is current, not of the memory's; but it is with its own context that memory ends. */
 static bool add(struct process *process, const struct vgpu_entry *memory, CUstream stream,
-                uint64_t bytes) {
-    uint64_t key = row_key(stream, memory->aux2);
+                uint64_t bytes, uint64_t context) {
+    uint64_t key = row_key(stream, context);
     struct vgpu_entry entry = {
         .key = key, .kind = ENTRY_FREED, .device = memory->device, .aux2 = memory->aux2};
     struct freed *row = find(process, key);
@@ -46,12 +47,15 @@ static bool add(struct process *process, const struct vgpu_entry *memory, CUstre
         row = find(process, 0);
     if (!row)
         return false;
+    if (vgpu_ledger_get(process->ledger, ENTRY_FREED, key, &entry) == 0 &&
+        (entry.device != memory->device || entry.aux2 != memory->aux2))
+        return false;
     (void)vgpu_ledger_take(process->ledger, ENTRY_FREED, key, &entry);
     entry.bytes += bytes;
-    if (entry.device != memory->device || vgpu_ledger_put(process->ledger, &entry))
+    if (vgpu_ledger_put(process->ledger, &entry))
         return false;
-    *row = (struct freed){
-        .stream = stream, .key = key, .context = memory->aux2, .holders = row->holders};
+    *row =
+        (struct freed){.stream = stream, .key = key, .context = context, .holders = row->holders};
     return true;
 }
 
@@ -60,8 +64,9 @@ void freed_add(struct process *process, const struct vgpu_entry *memory, CUstrea
     struct device *device = process_device(process, memory->device);
     if (bytes == 0)
         return;
+    uint64_t context = context_current();
     lock_take(&process->pool_lock);
-    bool added = add(process, memory, stream, bytes);
+    bool added = add(process, memory, stream, bytes, context);
     lock_leave(&process->pool_lock);
     if (added)
         __atomic_fetch_or(&pools_watched, POOLS_DEFERRED, __ATOMIC_RELEASE);

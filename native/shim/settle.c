@@ -291,8 +291,9 @@ static int read_beyond_ledger(struct process *process, struct device *device, ui
         if (pools_refresh(process, device, false) ||
             __atomic_load_n(&device->operations, __ATOMIC_ACQUIRE) != operations)
             continue;
-        uint64_t beside =
-            device->other + device->pending + __atomic_load_n(&device->invisible, __ATOMIC_RELAXED);
+        /* What was freed in stream order may be gone already: rather too much than too little. */
+        uint64_t beside = device->other + device->pending + freed_bytes(process, device) +
+                          __atomic_load_n(&device->invisible, __ATOMIC_RELAXED);
         uint64_t tracked = granted > beside ? granted - beside : 0;
         *beyond = own > tracked ? own - tracked : 0;
         return 0;

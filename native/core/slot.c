@@ -233,7 +233,11 @@ void vgpu_slot_wipe(struct vgpu_core *core, uint32_t slot) {
     __atomic_compare_exchange_n(&core->ext->lock, &holder, 0, 0, __ATOMIC_ACQ_REL,
                                 __ATOMIC_RELAXED);
     __atomic_store_n(&hami->status, VGPU_SLOT_DEAD, __ATOMIC_RELEASE);
-    memset(hami, 0, sizeof(*hami));
+    /* By atomic stores: others look at ids and states meanwhile. */
+    uint64_t *words = (uint64_t *)(void *)hami;
+    for (size_t i = 0; i < sizeof(*hami) / sizeof(*words); i++) {
+        __atomic_store_n(&words[i], 0, __ATOMIC_RELAXED);
+    }
     core->ext->info[slot].start_time = 0;
     core->ext->info[slot].pid_ns = 0;
 }

@@ -170,21 +170,18 @@ static CUresult warm(void);
 /* The launching context: the stream's, else the thread's. False while the stream is captured:
  * nothing is launched then, though a library may be loaded. */
 static bool launching_context(uint64_t *context, CUstream stream) {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUcontext owner = NULL;
     *context = context_current();
     if ((uintptr_t)stream <= 1)
         return true;
-    bool captured = real.cuStreamIsCapturing &&
-                    (CALL_REAL(cuStreamIsCapturing, stream, &status) != CUDA_SUCCESS ||
-                     status != CU_STREAM_CAPTURE_STATUS_NONE);
+    bool captured = stream_may_capture(stream);
     if (stream != STREAM_PER_THREAD && real.cuStreamGetCtx &&
         CALL_REAL(cuStreamGetCtx, stream, &owner) == CUDA_SUCCESS && owner)
         *context = key_of(owner);
     return !captured;
 }
 
-static struct device *device_of(struct process *process, uint64_t context) {
+struct device *context_device(struct process *process, uint64_t context) {
     struct vgpu_entry entry;
     struct device *device = NULL;
     if (vgpu_ledger_get(process->ledger, ENTRY_CONTEXT, context, &entry) == 0)
@@ -248,7 +245,7 @@ static CUresult launch_begin(struct launch *l, CUfunction function, CUstream str
         launch_watch(LAUNCH_UNSETTLED); /* it may load with the graph instead */
     }
     context = running_context(process, function, context);
-    l->device = device_of(process, context);
+    l->device = context_device(process, context);
     if (!l->device)
         return CUDA_SUCCESS;
     l->process = process;

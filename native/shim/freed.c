@@ -77,13 +77,7 @@ void freed_add(struct process *process, const struct vgpu_entry *memory, CUstrea
 /* ---- what has come back ------------------------------------------------------------------------- */
 
 bool stream_finish(CUstream stream) {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!real.cuStreamQuery || !real.cuStreamSynchronize)
-        return false;
-    /* Any other question would end a capture. */
-    if (real.cuStreamIsCapturing &&
-        (CALL_REAL(cuStreamIsCapturing, stream, &status) != CUDA_SUCCESS ||
-         status != CU_STREAM_CAPTURE_STATUS_NONE))
+    if (!real.cuStreamQuery || !real.cuStreamSynchronize || stream_may_capture(stream))
         return false;
     CUstreamCaptureMode mode = capture_relax();
     bool done = CALL_REAL(cuStreamQuery, stream) == CUDA_SUCCESS &&

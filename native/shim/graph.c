@@ -125,18 +125,10 @@ CUresult graph_read(struct graph_plan *plan, struct process *process, CUgraph gr
 
 /* ---- local memory ------------------------------------------------------------------------------ */
 
-static struct device *device_of(struct process *process, uint64_t context) {
-    struct device *device = NULL;
-    struct vgpu_entry entry;
-    if (vgpu_ledger_get(process->ledger, ENTRY_CONTEXT, context, &entry) == 0)
-        return process_device(process, entry.device);
-    return process_current(&device, process) == CUDA_SUCCESS ? device : NULL;
-}
-
 CUresult graph_local_begin(struct graph_plan *plan) {
     for (int i = 0; i < plan->locals; i++) {
         struct graph_local *local = &plan->local[i];
-        struct device *device = device_of(plan->process, local->context);
+        struct device *device = context_device(plan->process, local->context);
         local->growth = (struct local_growth){.step = 0};
         if (!device)
             continue;

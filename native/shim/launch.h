@@ -36,6 +36,9 @@ CUresult local_end(struct local_growth *g, CUresult result);
 /* Raises LAUNCH_LOCAL if some known function needs more than its contexts have, else lowers it. */
 void local_review(struct process *process);
 
+/* The device of a context, else the current one's; NULL where neither is known. */
+struct device *context_device(struct process *process, uint64_t context);
+
 /* The first use of a library in a context loads its image (cuda_module.c). */
 struct loading {
     struct taking taking;

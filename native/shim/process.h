@@ -168,6 +168,14 @@ static inline void capture_restore(CUstreamCaptureMode mode) {
         (void)real.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+/* Unless the driver clearly says no. The one question that a capture survives on every stream. */
+static inline bool stream_may_capture(CUstream stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return real.cuStreamIsCapturing &&
+           (CALL_REAL(cuStreamIsCapturing, stream, &status) != CUDA_SUCCESS ||
+            status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
 /* ---- charging (charge.c) --------------------------------------------------------------- */
 
 /* Charges and counts; CUDA_ERROR_OUT_OF_MEMORY when refused. Pools of this process that hold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from typing import Annotated, NoReturn
@@ -65,6 +66,31 @@ def demo(
     from isolator.demo import run
 
     raise typer.Exit(run(gpu.value, limit))
+
+
+@app.command()
+def webhook() -> None:
+    """Serve the mutating webhook (settings: environment, ISOLATOR_WEBHOOK_*)."""
+    from isolator.webhook.server import run
+
+    raise typer.Exit(run())
+
+
+@app.command()
+def monitor() -> None:
+    """Serve this node's tenants as Prometheus metrics (settings: environment, ISOLATOR_MONITOR_*)."""
+    from isolator.monitor.server import run
+
+    raise typer.Exit(run())
+
+
+@app.command(
+    add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def libsync(context: typer.Context) -> None:
+    """Keep this node installed: library, preload file, cache folders (--help lists its options)."""
+    # A process of its own: the installer idles on every node and must not carry this command line's libraries.
+    os.execv(sys.executable, [sys.executable, "-m", "isolator.libsync", *context.args])
 
 
 def _fail(message: object, status: int) -> NoReturn:

@@ -89,7 +89,7 @@ def monitor() -> None:
 )
 def libsync(context: typer.Context) -> None:
     """Keep this node installed: library, preload file, cache folders (--help lists its options)."""
-    # A process of its own: the installer idles on every node and must not carry this command line's libraries.
+    # The installer idles on every node: a process of its own carries none of these libraries.
     os.execv(sys.executable, [sys.executable, "-m", "isolator.libsync", *context.args])
 
 

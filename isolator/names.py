@@ -31,7 +31,7 @@ LABEL_WEBHOOK: Final = "kai-resource-isolator.io/webhook"
 """Opt-out of a namespace or pod: "ignore"."""
 LABEL_WEBHOOK_IGNORE: Final = "ignore"
 ANNOTATION_STATUS: Final = "kai-resource-isolator.io/status"
-"""What the webhook did with the pod: "injected", or "skipped: <reason>"; always overwritten, decides nothing."""
+"""What the webhook did: "injected" or "skipped: <reason>"; always overwritten, decides nothing."""
 ANNOTATION_RESOURCE_TYPE: Final = "received-resource-type"
 """KAI's binder: "Fraction" on a bound fraction pod."""
 

@@ -1,0 +1,1 @@
+"""The node's monitor: region files, pods and NVML in, metrics out."""

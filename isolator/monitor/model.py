@@ -38,6 +38,7 @@ class Skip(StrEnum):
     VERSION = "version"  # a version this package does not know
     UNFINISHED = "unfinished"  # of our size, but its maker has not finished it
     BAD_COUNT = "bad_count"  # impossible number of devices or slots
+    SLOW = "slow"  # it takes too long to look at
     CHANGING = "changing"  # a writer was active at every attempt, or the file was cut while read
     UUID = "uuid"  # a device without a valid UUID (counted by device)
     IMPLAUSIBLE = "implausible"  # a device with words that no card can hold (counted by device)

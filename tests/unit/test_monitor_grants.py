@@ -25,9 +25,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("annotations", "label", "portion", "mib"), TABLE)
-def test_limit_follows_kais_rounding(
-    annotations: dict[str, str], label: str, portion: str, mib: int
-) -> None:
+def test_limit_follows_kais_rounding(annotations: dict[str, str], label: str, portion: str, mib: int) -> None:
     """Each row of the contract's table gives KAI's portion and limit."""
     assert Grant(Basis.KNOWN, portion, mib * MIB) == grants.expected(annotations, label)
 

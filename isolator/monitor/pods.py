@@ -1,0 +1,215 @@
+"""From the API's JSON to the little that is kept of a pod: PodView, and the table of one node's pods.
+
+No value of an environment variable is looked at and no spec is kept, so neither can reach a log or a metric.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from isolator import names
+from isolator.monitor.model import Container, PodView
+
+MAX_PODS: Final = 1000
+"""Pods kept of one node; a kubelet runs 110 by default."""
+_ANNOTATIONS: Final = frozenset(
+    {
+        *names.TRIGGER_ANNOTATIONS,
+        names.ANNOTATION_CONTAINER,
+        names.ANNOTATION_CONFIGMAP,
+        names.ANNOTATION_DEVICES,
+        names.ANNOTATION_INJECT,
+        names.ANNOTATION_STATUS,
+    }
+)
+_TEXT: Final = 253
+_ENDED: Final = ("Succeeded", "Failed")
+
+Json = Mapping[str, Any]
+
+
+def _list(owner: Json, key: str) -> list[Any]:
+    """A list that the API may leave out or send as null."""
+    return owner.get(key) or []
+
+
+def _map(owner: Json, key: str) -> Json:
+    return owner.get(key) or {}
+
+
+def _nvfractions_container(key: str) -> str | None:
+    """The container that a KAI 0.18 request or limit annotation names."""
+    for end in (names.NVFRACTIONS_REQUEST, names.NVFRACTIONS_LIMIT):
+        if key.startswith(names.NVFRACTIONS_PREFIX) and key.endswith(end):
+            return key[len(names.NVFRACTIONS_PREFIX) : -len(end)]
+    return None
+
+
+def is_fraction(annotations: Mapping[str, str]) -> bool:
+    """Whether KAI takes the pod for a fraction pod: a trigger annotation is present, even if empty."""
+    return any(key in annotations for key in names.TRIGGER_ANNOTATIONS) or any(
+        _nvfractions_container(key) for key in annotations
+    )
+
+
+def _has_limit_key(container: Json, prefix: str | None) -> bool:
+    """Whether the container's limit comes from a ConfigMap of KAI's for this pod."""
+    for entry in _list(container, "env"):
+        if entry.get("name") == names.ENV_MEMORY_LIMIT:
+            source = _map(_map(entry, "valueFrom"), "configMapKeyRef").get("name")
+            return bool(source) and (prefix is None or str(source).startswith(f"{prefix}-"))
+    return False
+
+
+def target(spec: Json, annotations: Mapping[str, str]) -> tuple[bool, int] | None:
+    """The container that KAI gives the GPU to, as (init, index); None for no fraction pod or no such name.
+
+    The one container that carries KAI's key wins over the annotations: something that came later may have
+    put a container in front. Where several carry one (all but KAI's are the tenant's), the annotations decide.
+    """
+    if not is_fraction(annotations):
+        return None
+    places = [
+        (init, index, container)
+        for init, key in ((True, "initContainers"), (False, "containers"))
+        for index, container in enumerate(_list(spec, key))
+    ]
+    prefix = annotations.get(names.ANNOTATION_CONFIGMAP)
+    marked = [(init, index) for init, index, container in places if _has_limit_key(container, prefix)]
+    if len(marked) == 1:
+        return marked[0]
+    named = annotations.get(names.ANNOTATION_CONTAINER) or next(
+        (found for key in annotations if (found := _nvfractions_container(key))), None
+    )
+    if named is None:
+        return (False, 0)
+    return next(((init, index) for init, index, container in places if container.get("name") == named), None)
+
+
+def _volume(spec: Json, name: str) -> Json:
+    return next((volume for volume in _list(spec, "volumes") if volume.get("name") == name), {})
+
+
+def _is_injected(spec: Json, container: Json, mount: str) -> bool:
+    """Whether the container has the host's library and preload file, by mounts that nobody else makes.
+
+    Names alone are not believed: a tenant may give a volume of its own the same name. Release 1.1 of the
+    upstream project mounts the whole folder; its pods live on across a migration.
+    """
+    mounts = {(entry.get("name"), entry.get("mountPath")) for entry in _list(container, "volumeMounts")}
+    host = _map(_volume(spec, names.VOLUME_VGPU), "hostPath").get("path")
+    library = f"{mount}/{names.LIBRARY_FILE}"
+    if any(mount_name == names.VOLUME_PRELOAD for mount_name, _ in mounts):
+        preload = _map(_volume(spec, names.VOLUME_PRELOAD), "hostPath").get("path")
+        if (names.VOLUME_PRELOAD, names.PRELOAD_FILE) in mounts and preload == f"{mount}/{names.PRELOAD_KEY}":
+            return (names.VOLUME_VGPU, library) in mounts and host == library
+    upstream = any(path == names.PRELOAD_FILE for _, path in mounts)
+    return upstream and (names.VOLUME_VGPU, mount) in mounts and host == mount
+
+
+def _limit_configmap(spec: Json, container: Json) -> str | None:
+    mounted = any(entry.get("name") == names.VOLUME_LIMIT for entry in _list(container, "volumeMounts"))
+    found = _map(_volume(spec, names.VOLUME_LIMIT), "configMap").get("name")
+    return str(found) if mounted and found else None
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        return None
+
+
+def view(pod: Json, mount: str) -> PodView:
+    """What is kept of one pod object (decoded JSON); `mount` is the folder of the library.
+
+    Raises AttributeError, KeyError or TypeError for something that is no pod.
+    """
+    meta, spec, status = pod["metadata"], _map(pod, "spec"), _map(pod, "status")
+    given = _map(meta, "annotations")
+    annotations = {
+        key: str(value)[:_TEXT]
+        for key, value in given.items()
+        if key in _ANNOTATIONS or key.startswith(names.NVFRACTIONS_PREFIX)
+    }
+    namespace, name, uid = str(meta.get("namespace") or "default"), str(meta["name"]), str(meta["uid"])
+    wanted = target(spec, annotations)
+    states = {
+        entry.get("name"): entry
+        for key in ("initContainerStatuses", "containerStatuses")
+        for entry in _list(status, key)
+    }
+    containers = []
+    for init, key in ((True, "initContainers"), (False, "containers")):
+        for index, container in enumerate(_list(spec, key)):
+            state = states.get(container["name"], {})
+            running = _map(state, "state").get("running")
+            containers.append(
+                Container(
+                    namespace=namespace,
+                    pod=name,
+                    uid=uid,
+                    name=str(container["name"]),
+                    init=init,
+                    injected=_is_injected(spec, container, mount),
+                    running=running is not None,
+                    started=_seconds((running or {}).get("startedAt")),
+                    container_id=str(state.get("containerID") or "").rpartition("://")[2],
+                    status_annotation=annotations.get(names.ANNOTATION_STATUS),
+                    fraction=wanted == (init, index),
+                    limit_configmap=_limit_configmap(spec, container),
+                )
+            )
+    label = _map(meta, "labels").get(names.LABEL_WEBHOOK)
+    return PodView(
+        namespace=namespace,
+        name=name,
+        uid=uid,
+        containers=tuple(containers),
+        annotations=annotations,
+        labels={} if label is None else {names.LABEL_WEBHOOK: str(label)},
+        scheduler=str(spec.get("schedulerName") or ""),
+        live=status.get("phase") not in _ENDED,
+    )
+
+
+class PodTable:
+    """The pods of one node by UID; one writer, any number of readers, each with a snapshot of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pods: dict[str, PodView] = {}
+        self.dropped = 0
+        """Pods left out because the table was full."""
+
+    def replace(self, pods: Iterable[PodView]) -> None:
+        """Takes a whole list; what is not in it is gone."""
+        with self._lock:
+            self._pods = {}
+            self.dropped = 0
+            for pod in pods:
+                self._put(pod)
+
+    def put(self, pod: PodView) -> None:
+        """Adds or changes one pod."""
+        with self._lock:
+            self._put(pod)
+
+    def _put(self, pod: PodView) -> None:
+        if pod.uid not in self._pods and len(self._pods) >= MAX_PODS:
+            self.dropped += 1
+            return
+        self._pods[pod.uid] = pod
+
+    def remove(self, uid: str) -> None:
+        """Forgets one pod."""
+        with self._lock:
+            self._pods.pop(uid, None)
+
+    def snapshot(self) -> dict[str, PodView]:
+        """A copy that no later event changes."""
+        with self._lock:
+            return dict(self._pods)

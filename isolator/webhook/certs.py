@@ -1,0 +1,226 @@
+"""Certificates as pure functions of data and time: make, judge, join. No files, no cluster.
+
+The Secret holds tls.crt, tls.key (serving pair), ca.crt (one or more CA certificates, the newest first) and
+ca.key (key of the newest CA), all PEM.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CA_LIFE: Final = dt.timedelta(days=3652)
+LEAF_LIFE: Final = dt.timedelta(days=365)
+BACKDATED: Final = dt.timedelta(minutes=5)
+"""The clock of the API server may be behind ours."""
+RENEW_AFTER: Final = 2 / 3
+"""Share of a certificate's life after which it is due."""
+
+CERTIFICATE, KEY, CA, CA_KEY = DATA = ("tls.crt", "tls.key", "ca.crt", "ca.key")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its private key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def certificate_pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+
+def service_names(service: str, namespace: str) -> tuple[str, ...]:
+    """The names that the API server may call the webhook by; it uses the second."""
+    base = f"{service}.{namespace}"
+    return (base, f"{base}.svc", f"{base}.svc.cluster.local")
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    now: dt.datetime,
+    end: dt.datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def issue_ca(now: dt.datetime, life: dt.timedelta = CA_LIFE) -> Pair:
+    """A new certificate authority, ECDSA P-256, that may sign serving certificates and nothing below them."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("kai-resource-isolator webhook CA")
+    certificate = (
+        _builder(name, name, key, key, now, now + life)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return Pair(certificate, key)
+
+
+def issue_leaf(ca: Pair, hosts: Sequence[str], now: dt.datetime, life: dt.timedelta = LEAF_LIFE) -> Pair:
+    """A serving certificate for `hosts`, ECDSA P-256, that does not outlive its CA."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    end = min(now + life, ca.certificate.not_valid_after_utc)
+    certificate = (
+        # A common name holds 64 characters, a Service's name may be longer: clients read the SANs alone.
+        _builder(_name("kai-resource-isolator webhook"), ca.certificate.subject, key, ca.key, now, end)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(h) for h in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(ca.key, hashes.SHA256())
+    )
+    return Pair(certificate, key)
+
+
+def needs_renewal(certificate: x509.Certificate, now: dt.datetime) -> bool:
+    """Whether two thirds of its life are over."""
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return now >= begin + (end - begin) * RENEW_AFTER
+
+
+def bundle(*pems: bytes) -> bytes:
+    """The CA certificates in `pems`, each once, in order, without comments. Raises ValueError without one."""
+    found: dict[bytes, None] = {}
+    for pem in pems:
+        for certificate in x509.load_pem_x509_certificates(pem):
+            found[certificate.public_bytes(serialization.Encoding.PEM)] = None
+    return b"".join(found)
+
+
+def expiry(pem: bytes) -> dt.datetime:
+    """When the first certificate in `pem` ends. Raises ValueError."""
+    return x509.load_pem_x509_certificates(pem)[0].not_valid_after_utc
+
+
+def _dns_names(certificate: x509.Certificate) -> set[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return set()
+    return set(names.get_values_for_type(x509.DNSName))
+
+
+def leaf_fault(pem: bytes, hosts: Iterable[str], now: dt.datetime) -> str | None:
+    """What a client would dislike in the serving certificate, in a few words; None where it is fine."""
+    try:
+        leaf = x509.load_pem_x509_certificates(pem)[0]
+    except ValueError:
+        return "is not a PEM certificate"
+    missing = sorted(set(hosts) - _dns_names(leaf))
+    if missing:
+        return f"is not made for {missing[0]}"
+    if now >= leaf.not_valid_after_utc:
+        return f"ended at {leaf.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}"
+    if now < leaf.not_valid_before_utc:
+        return f"begins at {leaf.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}"
+    return None
+
+
+def _load(certificate: bytes, key: bytes) -> Pair | None:
+    """The pair in two PEM texts, where they belong together and are of the kind made here."""
+    try:
+        first = x509.load_pem_x509_certificates(certificate)[0]
+        private = serialization.load_pem_private_key(key, None)
+    except (ValueError, TypeError):
+        return None
+    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != first.public_key():
+        return None
+    return Pair(first, private)
+
+
+def _usable_ca(stored: Mapping[str, bytes], now: dt.datetime) -> Pair | None:
+    ca = _load(stored.get(CA, b""), stored.get(CA_KEY, b""))
+    if ca is None or not ca.certificate.not_valid_before_utc <= now < ca.certificate.not_valid_after_utc:
+        return None
+    try:
+        may_sign = ca.certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return None
+    return ca if may_sign else None
+
+
+def fault(stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime) -> str | None:
+    """Why the Secret's data cannot be served as they are, in a few words; None where they can."""
+    if not any(stored.get(key) for key in DATA):
+        return "is empty"
+    ca = _usable_ca(stored, now)
+    if ca is None:
+        return "has no usable CA"
+    leaf = _load(stored.get(CERTIFICATE, b""), stored.get(KEY, b""))
+    if leaf is None:
+        return "has no usable serving pair"
+    wrong = leaf_fault(stored[CERTIFICATE], hosts, now)
+    if wrong:
+        return f"has a certificate that {wrong}"
+    if needs_renewal(leaf.certificate, now):
+        return "has a certificate that is due for renewal"
+    try:
+        leaf.certificate.verify_directly_issued_by(ca.certificate)
+    except (ValueError, TypeError, InvalidSignature):
+        return "has a certificate of another CA"
+    return None
+
+
+def mend(stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime) -> dict[str, bytes]:
+    """Data that can be served: a new serving pair, under the stored CA where that is usable.
+
+    A kept CA leaves every caBundle valid. The renewal of a CA has its place here: one that is due
+    (`needs_renewal`) gets its successor put in front of it with `bundle`.
+    """
+    kept = _usable_ca(stored, now)
+    ca = kept or issue_ca(now)
+    leaf = issue_leaf(ca, hosts, now)
+    authorities = bundle(stored[CA]) if kept else ca.certificate_pem()
+    return {
+        CERTIFICATE: leaf.certificate_pem(),
+        KEY: leaf.key_pem(),
+        CA: authorities,
+        CA_KEY: ca.key_pem(),
+    }

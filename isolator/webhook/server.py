@@ -1,0 +1,194 @@
+"""`isolator webhook`: settings, certificates and the HTTPS server put together."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import gc
+import logging
+import signal
+import socket
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from isolator import logs, names
+from isolator.errors import UsageError
+from isolator.webhook import certs
+from isolator.webhook.app import create_app
+from isolator.webhook.health import Health
+from isolator.webhook.keeper import Assemble, Bundle, Directory, Keeper, Source
+from isolator.webhook.metrics import Metrics
+from isolator.webhook.settings import PREFIX, Settings, load, split_address
+from isolator.webhook.tls import ReloadingContext
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 120
+"""Longer than the 90 s after which the API server gives an idle connection up itself."""
+HEADER_SECONDS: Final = 10.0
+"""From a connection's first byte, or its start, to the end of the request's headers."""
+MAX_CONNECTIONS: Final = 256
+GRACE_SECONDS: Final = 15
+"""What requests in flight get after the drain."""
+
+
+class _Connection(H11Protocol):
+    """A connection that must send its headers in time and makes room when there are too many."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+        if len(self.connections) > MAX_CONNECTIONS:
+            for other in self.connections:
+                if other is not self and isinstance(other, _Connection) and other.idle:
+                    other.transport.abort()
+                    break
+            else:
+                transport.abort()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _await_headers(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(HEADER_SECONDS, self._give_up)
+
+    def _headers_came(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _give_up(self) -> None:
+        if self.idle:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before or not self.idle:
+            self._headers_came()
+        elif self.conn.their_state is h11.IDLE:
+            self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers_came()
+        super().connection_lost(exc)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which first drains: not ready, still serving, then the end of what is in flight."""
+
+    def __init__(self, app: FastAPI, context: ReloadingContext, health: Health, drain: float) -> None:
+        config = uvicorn.Config(
+            app,
+            http=_Connection,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        config.load()
+        config.ssl = context
+        super().__init__(config)
+        self._health, self._drain = health, drain
+        self._exit_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal starts the drain, a second one ends it."""
+        if self._exit_at is not None:
+            self.should_exit = True
+            self.force_exit = self.force_exit or sig == signal.SIGINT
+            return
+        self._exit_at = time.monotonic() + self._drain
+        self._health.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; says whether to shut down."""
+        if self._exit_at is not None and time.monotonic() >= self._exit_at:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens on `host:port`; without a host, and on [::], on IPv4 and IPv6.
+
+    Raises UsageError where the address cannot be had.
+    """
+    host, port = split_address(address)
+    try:
+        if host in ("", "::") and socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
+            )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        raise UsageError(f"{PREFIX}LISTEN: cannot listen on {address}: {error.strerror or error}") from error
+
+
+def _placeholder() -> ReloadingContext:
+    """A pair that no client trusts, so that /healthz and /readyz answer before the real one is there."""
+    pair = certs.issue_ca(dt.datetime.now(dt.UTC), dt.timedelta(days=1))
+    return ReloadingContext(pair.certificate_pem(), pair.key_pem())
+
+
+def assembly(settings: Settings) -> Assemble:
+    """What the keeper calls to get its source and, where caBundle is ours to set, its writer."""
+
+    def assemble() -> tuple[Source, Bundle | None]:
+        builtin = settings.tls_mode == "builtin"
+        files = Directory(Path(settings.tls_directory), with_ca=settings.set_ca_bundle)
+        if not builtin and not settings.set_ca_bundle:
+            return files, None
+        from isolator.webhook.bundle import BundleWriter, SecretStore, connect
+
+        clients = connect()
+        hosts = certs.service_names(settings.service, settings.namespace)
+        writer = BundleWriter(clients.admission, settings.configuration) if settings.set_ca_bundle else None
+        if not builtin:
+            return files, writer
+        return SecretStore(clients.core, settings.namespace, settings.secret, hosts), writer
+
+    return assemble
+
+
+def run() -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit status. Raises UsageError for bad settings."""
+    settings = load()
+    logs.setup(settings.log_level, settings.log_json)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    log.info(
+        "webhook starting listen=%s mount=%s onNoLimit=%s tls=%s annotationKeys=%s",
+        settings.listen,
+        settings.mount,
+        settings.on_no_limit,
+        settings.tls_mode,
+        "|".join(names.TRIGGER_ANNOTATIONS),
+    )
+    health, metrics, context = Health(), Metrics(), _placeholder()
+    keeper = Keeper(assembly(settings), context, health, metrics)
+    server = Server(create_app(settings.rule(), health, metrics), context, health, settings.drain_seconds)
+    bound = listen(settings.listen)
+    keeper.start()
+    # What is loaded now stays: looking through it for garbage would pause requests.
+    gc.collect()
+    gc.freeze()
+    server.run(sockets=[bound])
+    keeper.stop()
+    log.info("webhook stopped")
+    return 0

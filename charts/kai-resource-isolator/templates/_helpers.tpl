@@ -1,0 +1,154 @@
+{{- /* Names. C3 of KAI's installer waits for <release>-webhook, so the release name is the prefix. */ -}}
+{{- define "isolator.fullname" -}}
+{{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "isolator.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
+{{- define "isolator.secret" -}}
+{{- default (printf "%s-webhook-tls" (include "isolator.fullname" .)) .Values.tls.existingSecret -}}
+{{- end -}}
+
+{{- /* builtin | certManager | existing */ -}}
+{{- define "isolator.tlsMode" -}}
+{{- if .Values.tls.certManager.enabled -}}certManager
+{{- else if .Values.tls.existingSecret -}}existing
+{{- else -}}builtin
+{{- end -}}
+{{- end -}}
+
+{{- /* "true" where the webhook sets caBundle itself and therefore needs the API. */ -}}
+{{- define "isolator.setsCaBundle" -}}
+{{- $mode := include "isolator.tlsMode" . -}}
+{{- if or (eq $mode "builtin") (and (eq $mode "existing") (not .Values.tls.caBundle)) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The rest take (dict "root" $ "component" "webhook|libsync|monitor|..."). */ -}}
+{{- define "isolator.component" -}}
+{{- get (dict "webhook" "kai-webhook" "libsync" "kai-libsync" "monitor" "kai-vgpu-monitor") .component | default (printf "kai-%s" .component) -}}
+{{- end -}}
+
+{{- define "isolator.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ include "isolator.component" . }}
+{{- end -}}
+
+{{- define "isolator.labels" -}}
+{{ include "isolator.selector" . }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{- /* The same with "values" (the component's): what pods carry. Our own pods never wait for our own webhook. */ -}}
+{{- define "isolator.podLabels" -}}
+{{- $ours := include "isolator.labels" . | fromYaml -}}
+{{- $_ := set $ours "kai-resource-isolator.io/webhook" "ignore" -}}
+{{- toYaml (mergeOverwrite (deepCopy .values.podLabels) $ours) -}}
+{{- end -}}
+
+{{- define "isolator.serviceAccount" -}}
+{{- default (printf "%s-%s" (include "isolator.fullname" .root) .component) .values.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "isolator.serviceAccountObject" -}}
+{{- if .values.serviceAccount.create }}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ include "isolator.serviceAccount" . }}
+  namespace: {{ include "isolator.namespace" .root }}
+  labels:
+    {{- include "isolator.labels" . | nindent 4 }}
+  {{- with .values.serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end }}
+{{- end -}}
+
+{{- define "isolator.image" -}}
+{{- $registry := .Values.global.imageRegistry | default .Values.image.registry | trimSuffix "/" -}}
+{{- $image := .Values.image.repository -}}
+{{- if $registry -}}{{- $image = printf "%s/%s" $registry $image -}}{{- end -}}
+{{- $image = printf "%s:%s" $image (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- if .Values.image.digest -}}{{- $image = printf "%s@%s" $image .Values.image.digest -}}{{- end -}}
+{{- $image -}}
+{{- end -}}
+
+{{- define "isolator.imagePullSecrets" -}}
+{{- with .Values.global.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ if kindIs "string" . }}{{ . }}{{ else }}{{ .name }}{{ end }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* A map with the user's keys over ours; null takes one out. (dict "ours" "<yaml>" "theirs" map) */ -}}
+{{- define "isolator.over" -}}
+{{- $result := .ours | fromYaml -}}
+{{- range $key, $value := .theirs -}}
+{{- if kindIs "invalid" $value -}}{{- $_ := unset $result $key -}}{{- else -}}{{- $_ := set $result $key $value -}}{{- end -}}
+{{- end -}}
+{{- toYaml $result -}}
+{{- end -}}
+
+{{- define "isolator.nonRoot" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "isolator.confined" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- /* Where a pod goes. */ -}}
+{{- define "isolator.placement" -}}
+nodeSelector:
+  {{- toYaml (mergeOverwrite (dict "kubernetes.io/os" "linux") (deepCopy .values.nodeSelector)) | nindent 2 }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- /* The one path, as a volume of the pods of this chart. */ -}}
+{{- define "isolator.vgpuVolume" -}}
+- name: vgpu
+  hostPath:
+    path: {{ .Values.paths.containerVgpuMount }}
+    type: DirectoryOrCreate
+{{- end -}}
+
+{{- define "isolator.checks" -}}
+{{- if and .Values.tls.certManager.enabled .Values.tls.existingSecret -}}
+{{- fail "tls.certManager.enabled and tls.existingSecret: choose one" -}}
+{{- end -}}
+{{- if and .Values.tls.caBundle (not .Values.tls.existingSecret) -}}
+{{- fail "tls.caBundle belongs to tls.existingSecret: set that too, or leave both out" -}}
+{{- end -}}
+{{- if and .Values.tls.caBundle (not (contains "-----BEGIN CERTIFICATE-----" .Values.tls.caBundle)) -}}
+{{- fail "tls.caBundle must be PEM (-----BEGIN CERTIFICATE-----), not base64 of it" -}}
+{{- end -}}
+{{- if and .Values.webhook.topologySpread.enabled (lt (int .Values.webhook.topologySpread.maxSkew) 1) -}}
+{{- fail "webhook.topologySpread.maxSkew must be 1 or more" -}}
+{{- end -}}
+{{- end -}}

@@ -68,7 +68,7 @@ def target(spec: Json, annotations: Mapping[str, str]) -> tuple[bool, int] | Non
     """The container that KAI gives the GPU to, as (init, index); None for no fraction pod or no such name.
 
     The one container that carries KAI's key wins over the annotations: something that came later may have
-    put a container in front. Where several carry one (all but KAI's are the tenant's), the annotations decide.
+    put a container in front. Where several carry one, the annotations decide.
     """
     if not is_fraction(annotations):
         return None

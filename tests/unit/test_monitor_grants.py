@@ -47,7 +47,7 @@ def test_other_exact_requests_are_not_lifted() -> None:
 
 
 def test_label_in_bytes_is_told_and_converted() -> None:
-    """A label in bytes gives the scheduler's grant; the card-sized limit the binder's bug ends in mismatches."""
+    """A label in bytes gives the scheduler's grant; the card-sized limit of the binder mismatches."""
     grant = grants.expected({"gpu-memory": "4096"}, str(15360 * MIB))
 
     assert Grant(Basis.LABEL_IN_BYTES, "0.27", 4147 * MIB) == grant

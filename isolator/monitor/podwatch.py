@@ -1,0 +1,253 @@
+"""Keeps the table of this node's pods: list, then watch, then list again; and reads the node's label.
+
+The raw JSON lines are read instead of the client's models: a node's pods then cost one small PodView each.
+While the API server is away the last table stays, `up` is false, and the wait between attempts grows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import urllib3
+
+from isolator import names
+from isolator.monitor import kube, pods
+from isolator.monitor.model import PodView
+
+log = logging.getLogger(__name__)
+
+_CONNECT: Final = 5.0
+_ANSWER: Final = 30.0
+"""Seconds that a list or a node may take."""
+_SILENCE: Final = 90.0
+"""Seconds without a line after which a watch is opened anew; bookmarks come every minute."""
+_WATCH: Final = 300
+_WAIT_MIN: Final = 0.5
+_WAIT_MAX: Final = 30.0
+_LINE: Final = 8 << 20
+_GONE: Final = 410
+_NODE_EVERY: Final = 30.0
+
+
+class _GoneError(Exception):
+    """The server no longer has the changes since our version: list again."""
+
+
+class PodWatch:
+    """The pods of one node, kept by a thread of its own. `resync` in seconds; `mount` as in pods.view."""
+
+    def __init__(
+        self,
+        api: Any,
+        node: str,
+        mount: str,
+        resync: float = 300.0,
+        wait_min: float = _WAIT_MIN,
+        silence: float = _SILENCE,
+    ) -> None:
+        self._api, self._node, self._mount = api, node, mount
+        self._resync, self._wait_min, self._silence = resync, wait_min, silence
+        self._table = pods.PodTable()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pod-watch", daemon=True)
+        self._stream: Any = None
+        self._version: str | None = "0"
+        self._next_list = 0.0
+        self._said = ""
+        self._said_node = ""
+        self._node_lock = threading.Lock()
+        self._node_asked = 0.0
+        self.listed = False
+        """Whether the pods were listed once: before that nothing can be said of any container."""
+        self.up = False
+        """Whether the last exchange with the API server succeeded."""
+        self.label: str | None = None
+        """Raw text of the node's memory label; None where it is absent or was never read."""
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends the thread; an open watch is cut."""
+        self._stop.set()
+        stream = self._stream
+        if stream is not None:
+            try:
+                stream.shutdown()
+            except (AttributeError, OSError, RuntimeError, ValueError):
+                log.debug("the open watch could not be cut; it ends with the process")
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def pods(self) -> dict[str, PodView]:
+        """The last known pods of this node by UID."""
+        return self._table.snapshot()
+
+    def refresh_node(self) -> None:
+        """Reads the node's label now, at most every 30 seconds; errors keep the last one."""
+        with self._node_lock:
+            if time.monotonic() - self._node_asked < _NODE_EVERY and self._node_asked:
+                return
+            self._node_asked = time.monotonic()
+        self._read_node()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                self._step()
+                failures = 0
+                continue
+            except _GoneError:
+                self._version, self._next_list = None, 0.0
+                failures += 1
+                if failures == 1:
+                    continue
+            except kube.FAILURES as error:
+                failures += 1
+                self._down(error)
+            except Exception:  # the thread must outlive whatever a server may send
+                failures += 1
+                self._version, self._next_list = None, 0.0
+                self._down(RuntimeError("unexpected answer"))
+                log.exception("pod watch: unexpected error; listing again")
+            wait = min(_WAIT_MAX, self._wait_min * 2 ** min(failures - 1, 10))
+            self._stop.wait(wait * random.uniform(0.5, 1.0))
+
+    def _step(self) -> None:
+        """One list where it is due, and one watch from the last version on."""
+        if time.monotonic() >= self._next_list:
+            self._list()
+            self._read_node()
+            self._next_list = time.monotonic() + self._resync
+        began = time.monotonic()
+        seconds = max(1, min(_WATCH, round(self._next_list - began)))
+        self._follow(seconds)
+        if time.monotonic() - began < self._wait_min:
+            self._stop.wait(self._wait_min)
+
+    def _down(self, error: BaseException) -> None:
+        if self._stop.is_set():
+            return
+        self.up = False
+        said = kube.reason(error)
+        if said != self._said:
+            log.warning("pod watch of node %s is down, the last known pods stay: %s", self._node, said)
+        self._said = said
+
+    def _alive(self) -> None:
+        if self._said:
+            log.info("pod watch of node %s is up again", self._node)
+        self.up, self._said = True, ""
+
+    def _call(self, call: Callable[..., Any], read: float, **arguments: Any) -> Any:
+        """One raw answer; the client raises for anything but 2xx."""
+        try:
+            return call(_preload_content=False, _request_timeout=(_CONNECT, read), **arguments)
+        except kube.ApiException as error:
+            if error.status == _GONE:
+                raise _GoneError from error
+            raise
+
+    def _list(self) -> None:
+        # From the server's cache, but no older than what we have; after any refusal, from the source.
+        version, self._version = self._version, None
+        answer = self._call(
+            self._api.list_pod_for_all_namespaces,
+            _ANSWER,
+            field_selector=f"spec.nodeName={self._node}",
+            **({"resource_version": version} if version else {}),
+        )
+        try:
+            found = json.loads(answer.data)
+        finally:
+            answer.release_conn()
+        self._table.replace(view for item in found.get("items") or () if (view := self._view(item)))
+        self._version = found["metadata"]["resourceVersion"]
+        if self._table.dropped:
+            log.warning("more than %d pods on this node: %d left out", pods.MAX_PODS, self._table.dropped)
+        self.listed = True
+        self._alive()
+
+    def _view(self, item: Mapping[str, Any]) -> PodView | None:
+        try:
+            return pods.view(item, self._mount)
+        except (AttributeError, KeyError, TypeError) as error:
+            log.warning("a pod of this node cannot be read and is left out: %s", kube.reason(error))
+            return None
+
+    def _follow(self, seconds: int) -> None:
+        """One watch; it ends by the server's clock, by silence, or with an error."""
+        self._stream = self._call(
+            self._api.list_pod_for_all_namespaces,
+            self._silence,
+            field_selector=f"spec.nodeName={self._node}",
+            resource_version=self._version,
+            watch=True,
+            allow_watch_bookmarks=True,
+            timeout_seconds=seconds,
+        )
+        self._alive()
+        try:
+            for line in _lines(self._stream):
+                self._take(json.loads(line))
+                if self._stop.is_set():
+                    return
+        except urllib3.exceptions.ReadTimeoutError:
+            log.debug("no line from the API server in %.0f s: opening a new watch", self._silence)
+        finally:
+            stream, self._stream = self._stream, None
+            stream.close()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind, item = event.get("type"), event.get("object") or {}
+        if kind == "ERROR":
+            if item.get("code") == _GONE:
+                raise _GoneError
+            raise ValueError(f"watch error {item.get('code')} {item.get('reason')}")
+        meta = item.get("metadata") or {}
+        if kind in ("ADDED", "MODIFIED"):
+            if view := self._view(item):
+                self._table.put(view)
+        elif kind == "DELETED":
+            self._table.remove(str(meta.get("uid")))
+        self._version = meta.get("resourceVersion") or self._version
+
+    def _read_node(self) -> None:
+        """The node's label; a refusal is said once and does not end the watch of the pods."""
+        try:
+            answer = self._call(self._api.read_node, _ANSWER, name=self._node)
+            try:
+                labels = json.loads(answer.data)["metadata"].get("labels") or {}
+            finally:
+                answer.release_conn()
+        except (*kube.FAILURES, _GoneError, KeyError, AttributeError) as error:
+            said = kube.reason(error)
+            if said != self._said_node:
+                log.warning(
+                    "node %s cannot be read, limits are not checked against grants: %s", self._node, said
+                )
+            self._said_node = said
+            return
+        self._said_node = ""
+        found = labels.get(names.NODE_LABEL_GPU_MEMORY)
+        self.label = None if found is None else str(found)
+
+
+def _lines(stream: Any) -> Iterator[bytes]:
+    """The lines of a streamed answer; one of more than 8 MiB is an error (objects end at 3 MiB)."""
+    rest = bytearray()
+    for piece in stream.stream(amt=None, decode_content=False):
+        rest += piece
+        if len(rest) > _LINE:
+            raise ValueError("a line of the watch is longer than 8 MiB")
+        *whole, tail = rest.split(b"\n")
+        rest = bytearray(tail)
+        yield from (bytes(line) for line in whole if line.strip())

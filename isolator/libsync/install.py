@@ -1,0 +1,225 @@
+"""What a node needs to hold injected pods, as a list of small steps that each can be run again.
+
+Nothing here truncates or rewrites a file in place: a running pod has the library mapped. A file mounted into
+a pod keeps its inode even when its last name is gone, so no version is ever "in use" by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from isolator import names
+from isolator.errors import ContractError, IsolatorError, UnavailableError
+from isolator.libsync import elf, files
+
+KEPT_VERSIONS: Final = 3
+"""The current library and the two before it: enough to roll back twice and to compare after a fault."""
+CONTAINERS_MODE: Final = 0o1777
+FOLDER_MODE: Final = 0o755
+LIBRARY_MODE: Final = 0o755
+PRELOAD_MODE: Final = 0o644
+
+
+@dataclass(frozen=True)
+class Source:
+    """The library of the image: what the node is compared with."""
+
+    version: str
+    data: bytes = field(repr=False)
+    sha256: str
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder below <mount>/versions."""
+        return f"{self.version}-{self.sha256[:12]}"
+
+
+def load(path: Path, machine: str, version: str) -> Source:
+    """Reads and checks the library to install. Raises ContractError where tenants could not load it."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(files.LARGEST)
+        elf.check(data, machine)
+    except (OSError, ContractError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ContractError(
+            f"the library of this image ({path}) cannot be used: {reason}; pull or build the image again"
+        ) from error
+    return Source(version, data, hashlib.sha256(data).hexdigest())
+
+
+@dataclass
+class Site:
+    """One node's folder and what is done to it. `fd` is the folder's descriptor, `path` is for messages."""
+
+    path: Path
+    fd: int
+    preload: Path
+    source: Source
+    alone: bool = True
+    changes: list[str] = field(default_factory=list)
+
+    @property
+    def preload_line(self) -> bytes:
+        """Content of the preload file: the path is the same on the host and in a container."""
+        return f"{self.path / names.LIBRARY_FILE}\n".encode()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`verified`: every byte was read back and is right. `problems`: one line each, first things first."""
+
+    verified: bool
+    problems: tuple[str, ...]
+    changes: tuple[str, ...]
+    installed_at: float | None
+
+
+def containers(site: Site) -> None:
+    """The folder of all cache folders, first: a pod that finds the library must find this too."""
+    site.changes += files.ensure_folder(site.fd, names.CONTAINERS_DIRECTORY, CONTAINERS_MODE, site.path)
+
+
+def mounted(site: Site) -> None:
+    """The loader maps the library executable, and every tenant's folder is made here."""
+    flags = os.fstatvfs(site.fd).f_flag
+    if flags & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    if flags & os.ST_NOEXEC:
+        raise UnavailableError(
+            f"{site.path} is mounted noexec, so no container can load the library from it: {files.ELSEWHERE}"
+        )
+
+
+def library(site: Site) -> None:
+    """The version's own file, and <mount>/libvgpu.so as another name of it."""
+    source = site.source
+    site.changes += files.ensure_folder(site.fd, names.VERSIONS_DIRECTORY, FOLDER_MODE, site.path)
+    with files.folder(names.VERSIONS_DIRECTORY, site.fd) as versions:
+        shown = site.path / names.VERSIONS_DIRECTORY
+        site.changes += files.ensure_folder(versions, source.folder, FOLDER_MODE, shown)
+        with files.folder(source.folder, versions) as own:
+            put(site, own, names.LIBRARY_FILE, source.data, LIBRARY_MODE, shown / source.folder)
+            fault = files.fault(site.fd, names.LIBRARY_FILE, source.data, LIBRARY_MODE)
+            if fault is None:
+                return
+            files.make_room(site.fd, names.LIBRARY_FILE, site.path)
+            if not files.link(own, names.LIBRARY_FILE, site.fd):
+                files.write(site.fd, names.LIBRARY_FILE, source.data, LIBRARY_MODE)
+            site.changes.append(f"{names.LIBRARY_FILE} {fault}")
+            # Its age is the time since it became the current one, also after a roll back.
+            os.utime(own)
+
+
+def preload(site: Site) -> None:
+    """The file that is mounted at /etc/ld.so.preload."""
+    with files.folder(site.preload.parent) as parent:
+        put(site, parent, site.preload.name, site.preload_line, PRELOAD_MODE, site.preload.parent)
+
+
+def put(site: Site, fd: int, name: str, data: bytes, mode: int, shown: Path) -> None:
+    """Writes one file unless it is there, whole; whatever has its name is replaced, never followed."""
+    fault = files.fault(fd, name, data, mode)
+    if fault is None:
+        return
+    files.make_room(fd, name, shown)
+    files.write(fd, name, data, mode)
+    site.changes.append(f"{name} {fault}")
+
+
+def prune(site: Site) -> None:
+    """Removes the oldest versions; a pod that has one mapped or mounted keeps it without its name."""
+    with files.folder(names.VERSIONS_DIRECTORY, site.fd) as versions:
+        found = []
+        with os.scandir(versions) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and entry.name != site.source.folder:
+                    found.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
+        for _, name in sorted(found, reverse=True)[KEPT_VERSIONS - 1 :]:
+            remove_version(versions, name)
+
+
+def remove_version(versions: int, name: str) -> None:
+    """Removes one version's folder and what we put there; anything else in it keeps the folder."""
+    with files.folder(name, versions) as old:
+        files.clean(old)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(names.LIBRARY_FILE, dir_fd=old)
+    with contextlib.suppress(OSError):
+        os.rmdir(name, dir_fd=versions)
+
+
+def leftovers(site: Site) -> None:
+    """Removes the temporary files of killed runs; another installer's are its own while it runs."""
+    if not site.alone:
+        return
+    files.clean(site.fd)
+    with contextlib.suppress(FileNotFoundError), files.folder(names.VERSIONS_DIRECTORY, site.fd) as versions:
+        files.clean(versions)
+        with contextlib.suppress(FileNotFoundError), files.folder(site.source.folder, versions) as own:
+            files.clean(own)
+
+
+STEPS: Final[tuple[Callable[[Site], None], ...]] = (
+    leftovers,
+    containers,
+    mounted,
+    library,
+    preload,
+    prune,
+)
+
+
+def verify(site: Site) -> list[str]:
+    """Looks at the mount and reads everything back; answers what is wrong, one line each."""
+    wrong = []
+    mounted(site)
+    with files.folder(site.preload.parent) as parent:
+        for fd, path, data, mode in (
+            (site.fd, site.path / names.LIBRARY_FILE, site.source.data, LIBRARY_MODE),
+            (parent, site.preload, site.preload_line, PRELOAD_MODE),
+        ):
+            fault = files.fault(fd, path.name, data, mode)
+            if fault is not None:
+                wrong.append(f"{path} is not as installed: it {fault}")
+    with files.folder(names.CONTAINERS_DIRECTORY, site.fd) as opened:
+        mode = os.fstat(opened).st_mode & 0o7777
+        if mode != CONTAINERS_MODE:
+            wrong.append(f"{site.path / names.CONTAINERS_DIRECTORY} has mode {mode:o}")
+    return wrong
+
+
+def run(site: Site) -> Outcome:
+    """All steps, whatever becomes of the one before, then the reading back."""
+    problems: list[str] = []
+    for step in STEPS:
+        try:
+            step(site)
+        except OSError as error:
+            problems.append(files.explain(error, site.path))
+        except IsolatorError as error:
+            problems.append(str(error))
+    try:
+        wrong = verify(site)
+    except OSError as error:
+        wrong = [files.explain(error, site.path)]
+    except UnavailableError as error:
+        wrong = [str(error)]
+    # What could not be done explains what is wrong; alone, what is wrong speaks for itself.
+    lines = tuple(dict.fromkeys(problems or wrong))
+    return Outcome(not wrong, lines, tuple(site.changes), _installed_at(site))
+
+
+def _installed_at(site: Site) -> float | None:
+    try:
+        path = f"{names.VERSIONS_DIRECTORY}/{site.source.folder}"
+        return os.lstat(path, dir_fd=site.fd).st_mtime
+    except OSError:
+        return None

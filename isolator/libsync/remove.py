@@ -1,0 +1,98 @@
+"""Takes everything of ours off a node, or nothing: a pod that is still injected needs all of it to restart."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from isolator import names
+from isolator.libsync import cache, files, install, status
+
+
+def reason_to_keep(report: cache.Report) -> str | None:
+    """Why the installation has to stay, in one line; None where no injected pod is left on the node."""
+    if report.unknown and report.caches:
+        return f"kept: {report.unknown}, so {report.caches} cache folder(s) may be in use"
+    if report.live:
+        some = ", ".join(sorted(report.live)[:3])
+        more = f" and {len(report.live) - 3} more" if len(report.live) > 3 else ""
+        return f"kept: {len(report.live)} injected container(s) of this node's pods are left ({some}{more})"
+    return None
+
+
+def run(mount: Path, preload: Path, caches: cache.Caches, state: status.Status) -> tuple[bool, str]:
+    """One pass: everything goes where no injected pod is left, else nothing does; with the outcome in a line.
+
+    True either way, because the hook that waits has its outcome; False where something could not be removed.
+    """
+    try:
+        with files.folder(mount) as fd, files.locked(fd):
+            keep = None
+            with (
+                contextlib.suppress(FileNotFoundError),
+                files.folder(names.CONTAINERS_DIRECTORY, fd) as opened,
+            ):
+                keep = reason_to_keep(caches.sweep(opened))
+            if keep:
+                _record(fd, keep, state)
+                return True, keep
+            left = remove(install.Site(mount, fd, preload, install.Source("", b"", "")))
+            return not left, "; ".join(left) or "removed"
+    except FileNotFoundError:
+        return True, "removed"
+
+
+def _record(fd: int, reason: str, state: status.Status) -> None:
+    """Tells the monitor, beside what the last installing run found."""
+    before = status.read(fd)
+    own = {"problem": reason, "node": state.node, "agent_started": state.agent_started}
+    kept = {key: value for key, value in before.items() if key in vars(state)} | own
+    with contextlib.suppress(OSError):
+        status.Status(**kept).write(fd)
+
+
+def remove(site: install.Site) -> list[str]:
+    """Removes library, preload file, versions, cache folder and status; answers what could not go and why."""
+    left: list[str] = []
+    # The library first: from here on no new pod starts, and none finds half of it.
+    for step in (_library, _preload, _versions, _containers, _status):
+        try:
+            step(site)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            left.append(_line(step, error, site))
+    return left
+
+
+def _line(step: Callable[[install.Site], None], error: OSError, site: install.Site) -> str:
+    return f"{step.__name__.lstrip('_')} is left: {files.explain(error, site.path)}"
+
+
+def _library(site: install.Site) -> None:
+    os.unlink(names.LIBRARY_FILE, dir_fd=site.fd)
+
+
+def _preload(site: install.Site) -> None:
+    with files.folder(site.preload.parent) as parent:
+        os.unlink(site.preload.name, dir_fd=parent)
+
+
+def _versions(site: install.Site) -> None:
+    with files.folder(names.VERSIONS_DIRECTORY, site.fd) as versions:
+        files.clean(versions)
+        for name in os.listdir(versions):
+            with contextlib.suppress(NotADirectoryError):
+                install.remove_version(versions, name)
+    os.rmdir(names.VERSIONS_DIRECTORY, dir_fd=site.fd)
+
+
+def _containers(site: install.Site) -> None:
+    os.rmdir(names.CONTAINERS_DIRECTORY, dir_fd=site.fd)
+
+
+def _status(site: install.Site) -> None:
+    files.clean(site.fd)
+    os.unlink(names.LIBSYNC_STATUS, dir_fd=site.fd)

@@ -16,11 +16,11 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from isolator import names
 from isolator.errors import ContractError
 from isolator.webhook import review
-from isolator.webhook.decide import decide as rule_decide
 from isolator.webhook.health import Health
 from isolator.webhook.metrics import Metrics
 from isolator.webhook.patch import build_patch as rule_build_patch
 from isolator.webhook.rule import Rule, Verdict
+from isolator.webhook.rule import decide as rule_decide
 
 log = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ def _explain(error: ApiException, verb: str, what: str) -> str:
         case 401:
             return f"cannot {verb} {what}: the API server does not accept the service account's token"
         case 403:
-            return f"not allowed to {verb} {what}: grant this verb to the webhook's service account (rbac.create)"
+            return f"not allowed to {verb} {what}: grant that to the webhook's service account (rbac.create)"
         case 404:
             return f"{what} does not exist"
     return f"cannot {verb} {what}: the API server answered {error.status} {error.reason}"
@@ -71,7 +71,7 @@ def _asking(verb: str, what: str) -> Iterator[None]:
 
 
 class Clients(NamedTuple):
-    """The two parts of the API that are used."""
+    """The two parts of the API that are used; raw answers, because typed ones cost memory and say no more."""
 
     core: CoreV1Api
     admission: AdmissionregistrationV1Api
@@ -85,12 +85,12 @@ def connect() -> Clients:
     options = Configuration()
     try:
         if os.environ.get("KUBECONFIG"):
-            config.load_kube_config(client_configuration=options)
+            config.load_kube_config(client_configuration=options)  # type: ignore[no-untyped-call]
         else:
-            config.load_incluster_config(client_configuration=options)
+            config.load_incluster_config(client_configuration=options)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         raise UnavailableError(
-            f"no access to the API server ({error}): the pod needs its service account's token, or set KUBECONFIG"
+            f"no access to the API server ({error}): give the pod its service account's token"
         ) from error
     # The keeper tries again by itself; hidden retries would only stretch the timeouts.
     options.retries = False
@@ -102,7 +102,7 @@ def connect() -> Clients:
 class SecretStore:
     """The Secret that CA and serving pair are kept in."""
 
-    def __init__(self, core: CoreV1Api, namespace: str, name: str, hosts: Sequence[str]) -> None:
+    def __init__(self, core: Any, namespace: str, name: str, hosts: Sequence[str]) -> None:
         self._core, self._namespace, self._name, self._hosts = core, namespace, name, hosts
         self._what = f"Secret {namespace}/{name}"
         self._served: dict[str, bytes] = {}
@@ -199,7 +199,7 @@ def bundle_patch(configuration: Mapping[str, Any], pem: bytes) -> list[dict[str,
 class BundleWriter:
     """Keeps caBundle of one MutatingWebhookConfiguration."""
 
-    def __init__(self, admission: AdmissionregistrationV1Api, name: str) -> None:
+    def __init__(self, admission: Any, name: str) -> None:
         self._admission, self._name = admission, name
         self._what = f"MutatingWebhookConfiguration {name}"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Health:
     """Written by the keeper's thread and the server, read by /readyz; None means nothing is wrong.
 
-    Both conditions latch: an API server that is away for a while must not take working replicas out of service.
+    Both conditions latch: an API server that is away for a while must not take working replicas out of it.
     """
 
     certificate: str | None = "no serving certificate yet"

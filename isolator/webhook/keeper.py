@@ -1,7 +1,7 @@
 """Keeps the serving certificate and caBundle right, in a thread of its own.
 
-A source says what to serve; what does not fit or cannot be read leaves the pair that is served. Each problem is
-logged once when it appears and once when it is over.
+A source says what to serve; what does not fit or cannot be read leaves the pair that is served. Each problem
+is logged once when it appears and once when it is over.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Directory:
         except OSError as error:
             name = Path(str(error.filename)).name
             raise UnavailableError(
-                f"cannot read {self._path / name}: {error.strerror}; mount a Secret with {', '.join(self._names)}"
+                f"cannot read {self._path / name}: {error.strerror}; it takes {', '.join(self._names)}"
             ) from error
 
 

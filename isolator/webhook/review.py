@@ -1,6 +1,6 @@
 """AdmissionReview v1, in and out: plain functions of data.
 
-What comes in is bounded and distrusted; a review that cannot be understood raises ContractError with one line.
+What comes in is distrusted; a review that cannot be understood raises ContractError with one line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server's TLS context: the pair is exchanged while it serves, each connection keeps what it began with."""
+"""The server's TLS context: its pair is exchanged while it serves, a connection keeps what it began with."""
 
 from __future__ import annotations
 

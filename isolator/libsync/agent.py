@@ -52,7 +52,7 @@ class Agent:
         self._ended = time.monotonic()
 
     def ready(self) -> tuple[bool, str]:
-        """Whether the last pass read everything back and found it right (or, with remove, has its outcome)."""
+        """Whether the last pass read everything back and found it right (with `remove`: has its outcome)."""
         if time.monotonic() - self._ended > 2 * self.options.interval + 30:
             return False, "the last pass does not end: is the disk of the node stuck?"
         return self._answer

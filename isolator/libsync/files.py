@@ -1,4 +1,4 @@
-"""Files by directory descriptor: no path is walked twice, no symbolic link is followed, no file is half there.
+"""Files by directory descriptor: no path is walked twice, no link is followed, no file is half there.
 
 A file is put by writing a temporary one in the same folder, fsync, rename, fsync of the folder. What runs
 keeps the inode it has mapped; what opens the name sees the whole old or the whole new file.
@@ -25,7 +25,8 @@ LARGEST: Final = 64 << 20
 VALUE: Final = "paths.containerVgpuMount"
 ELSEWHERE: Final = (
     f"set {VALUE} to a writable folder on an executable file system"
-    " (/home/kubernetes/bin/nvidia/vgpu on Container-Optimized OS, /var/lib/kai-resource-isolator/vgpu elsewhere)"
+    " (/home/kubernetes/bin/nvidia/vgpu on Container-Optimized OS,"
+    " /var/lib/kai-resource-isolator/vgpu elsewhere)"
 )
 _NO_LINKS: Final = frozenset(
     (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -131,7 +132,7 @@ def read(fd: int, name: str) -> tuple[bytes, os.stat_result] | None:
 
 
 def fault(fd: int, name: str, data: bytes, mode: int) -> str | None:
-    """What keeps `name` from being a regular file of ours with these bytes and mode; None where nothing does."""
+    """What keeps `name` from being a regular file of ours with these bytes and mode; None: nothing does."""
     try:
         there = os.lstat(name, dir_fd=fd)
     except FileNotFoundError:
@@ -156,7 +157,7 @@ def _temporary() -> str:
 
 
 def make_room(fd: int, name: str, shown: Path) -> None:
-    """Removes an empty folder from a file's place: old container runtimes made one where the file was missing."""
+    """Removes an empty folder from a file's place: container runtimes make one where the file is missing."""
     try:
         if stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode):
             os.rmdir(name, dir_fd=fd)
@@ -215,7 +216,7 @@ def link(source: int, name: str, target: int) -> bool:
 
 
 def clean(fd: int) -> int:
-    """Removes the temporary files that killed runs left in a folder; only under the lock. Answers how many."""
+    """Removes the temporary files that killed runs left; only under the lock. Answers how many."""
     left = [name for name in os.listdir(fd) if name.startswith(TEMPORARY)]
     for name in left:
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):

@@ -131,7 +131,7 @@ def put(site: Site, fd: int, name: str, data: bytes, mode: int, shown: Path) -> 
         return
     files.make_room(fd, name, shown)
     files.write(fd, name, data, mode)
-    site.changes.append(f"{name} {fault}")
+    site.changes.append(f"{os.path.relpath(shown / name, site.path)} {fault}")
 
 
 def prune(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""Takes everything of ours off a node, or nothing: a pod that is still injected needs all of it to restart."""
+"""Takes everything of ours off a node, or nothing: an injected pod needs all of it to restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hook of librarySync.removeOnUninstall: has every node's installer take its files off, before Helm goes on.
+"""The hook of librarySync.removeOnUninstall: every node's installer takes its files off before Helm goes on.
 
 Runs in the cluster with a service account that may get and patch the one DaemonSet (apps) and, to tell each
 node's outcome, list pods of the namespace. Idempotent; bounded in time.
@@ -85,29 +85,21 @@ def patch_of(daemonset: dict[str, Any]) -> dict[str, Any] | None:
     Lists of arguments are replaced as a whole by such a patch, so the found one is sent back with one more.
     """
     for container in daemonset["spec"]["template"]["spec"]["containers"]:
-        for key in ("args", "command"):
-            words = container.get(key) or []
-            if REMOVE in words:
-                return None
-            if "libsync" in words or any("isolator.libsync" in word for word in words) or key == "command":
-                changed = {"name": container["name"], key: [*words, REMOVE]}
-                if not words:
-                    break
-                return {
-                    "spec": {
-                        # Nothing of ours runs in these pods that could be unavailable.
-                        "updateStrategy": {
-                            "type": "RollingUpdate",
-                            "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0},
-                        },
-                        "template": {"spec": {"containers": [changed]}},
-                    }
-                }
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        if not {"libsync", "isolator.libsync"} & set(words):
+            continue
+        if REMOVE in words:
+            return None
+        key = "args" if container.get("args") else "command"
+        changed = {"name": container["name"], key: [*container[key], REMOVE]}
+        # Nothing of these pods could become unavailable, so all nodes may go at once.
+        strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}}
+        return {"spec": {"updateStrategy": strategy, "template": {"spec": {"containers": [changed]}}}}
     raise UnavailableError("the DaemonSet has no container that runs isolator libsync")
 
 
 def progress(daemonset: dict[str, Any]) -> tuple[int, int]:
-    """Nodes that have their outcome, and nodes in all; (0, -1) while the controller has not seen the patch."""
+    """Nodes with their outcome, and nodes in all; (0, -1) until the controller has seen the patch."""
     state = daemonset.get("status", {})
     if state.get("observedGeneration", 0) < daemonset["metadata"].get("generation", 0):
         return 0, -1
@@ -145,7 +137,7 @@ def run(api: Api, namespace: str, name: str, seconds: float) -> int:
         log.info("all %d node(s) have their outcome", wanted)
         return 0
     log.error(
-        "%d of %s node(s) have their outcome after %g s%s: the others keep the library; remove it there by hand",
+        "%d of %s node(s) have their outcome after %g s%s: the others keep the library, remove it by hand",
         done,
         wanted if wanted >= 0 else "all",
         seconds,

@@ -1,0 +1,91 @@
+"""Mounts of a tenant that would hide the library from the loader, and those that merely come close.
+
+What the webhook injects is mounted on top of everything at a shallower path. Thus a mount of the tenant can
+get between the loader and the library only at the same paths or below them, and those are denied. So are `/`
+and `/etc`: the preload entry would then be a file inside the tenant's volume, and where another container
+removes that file the kernel takes our mount away with it, without a word (seen on Linux 6.18). A parent of
+<mount> allows the same for the library, but there the loader complains in every program, and honest pods do
+mount at such places: that is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from posixpath import normpath
+
+from isolator import names
+from isolator.webhook.items import is_ours
+from isolator.webhook.pod import Container, Json, Pod, as_objects, as_text, quote
+
+_HOLDS_PRELOAD = ("/", "/etc")
+
+
+def clean(path: str) -> str:
+    """The absolute path that the kubelet makes of a mount path: relative ones start at the root."""
+    return normpath("/" + path.lstrip("/"))
+
+
+def _places(container: Container) -> Iterator[tuple[str, str]]:
+    """(what, path) of everything of the tenant that is mounted into the container."""
+    for mount in container.mounts:
+        if not is_ours(mount):
+            yield f"mount of volume {quote(mount['name'])}", mount["mountPath"]
+    devices = as_objects(container.raw.get("volumeDevices"), f"{container.where}.volumeDevices", "devicePath")
+    for device in devices:
+        yield "volume device", device["devicePath"]
+    # The kubelet mounts a writable file of the host there, after every other mount.
+    message = as_text(
+        container.raw.get("terminationMessagePath"), f"{container.where}.terminationMessagePath"
+    )
+    if message:
+        yield "terminationMessagePath", message
+
+
+def _below(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(parent.rstrip("/") + "/")
+
+
+def denied_mount(container: Container, mount: str) -> str | None:
+    """One line that names the tenant's mount that would cover the library or the preload file, if any."""
+    for what, path in _places(container):
+        at = clean(path)
+        if at in _HOLDS_PRELOAD or _below(at, names.PRELOAD_FILE) or _below(at, mount):
+            return (
+                f"container {quote(container.name)}: {what} at {quote(path, 80)} would hide the GPU memory"
+                " limit:"
+                f" mount it neither at /, /etc, {names.PRELOAD_FILE} nor at {mount} or below"
+            )
+    return None
+
+
+def parent_mounts(container: Container, mount: str) -> list[str]:
+    """A warning for each mount of the tenant that our folder would lie in."""
+    return [
+        f"{what} at {quote(path)} holds {mount}: whoever writes there can break GPU memory limits of this pod"
+        for what, path in _places(container)
+        if _below(mount, clean(path))
+    ]
+
+
+def brings_lock(container: Container) -> bool:
+    """Whether the tenant mounts a lock folder of its own: two mounts at one path make the pod invalid."""
+    return any(
+        not is_ours(mount) and clean(mount["mountPath"]) == names.VGPULOCK_DIRECTORY
+        for mount in container.mounts
+    )
+
+
+def foreign_users(pod: Pod, target: Container | None) -> list[str]:
+    """Names of the containers other than the target that mount a volume of ours."""
+    return [c.name for c in pod.containers if c is not target and any(map(is_ours, c.mounts))]
+
+
+def ephemeral_user(spec: Json) -> str | None:
+    """Name of an ephemeral container that mounts a volume of ours, if any."""
+    where = "spec.ephemeralContainers"
+    for index, container in enumerate(as_objects(spec.get("ephemeralContainers"), where, "name")):
+        if any(
+            map(is_ours, as_objects(container.get("volumeMounts"), f"{where}[{index}].volumeMounts", "name"))
+        ):
+            return str(container["name"])
+    return None

@@ -7,6 +7,8 @@ fails alone, so that one card or one unsupported figure does not hide the rest.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import logging
 import threading
 import time
@@ -24,9 +26,7 @@ _OLD_AFTER: Final = 3
 
 
 def _binding() -> Any:
-    import pynvml
-
-    return pynvml
+    return importlib.import_module("pynvml")
 
 
 class Nvml:
@@ -157,9 +157,8 @@ class Nvml:
             ("compute", nvml.nvmlDeviceGetComputeRunningProcesses),
             ("graphics", nvml.nvmlDeviceGetGraphicsRunningProcesses),
         ):
-            for process in (
-                self._try(f"{what} processes of device {index}", lambda ask=ask: ask(handle)) or ()
-            ):  # type: ignore[misc]
+            listed = self._try(f"{what} processes of device {index}", functools.partial(ask, handle))
+            for process in listed or ():
                 used, known = process.usedGpuMemory, found.get(process.pid)
                 found[process.pid] = used if known is None else max(known, used or 0)
         return tuple(NvmlProcess(pid, used) for pid, used in sorted(found.items()))

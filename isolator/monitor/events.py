@@ -1,0 +1,201 @@
+"""Events on pods that run without a limit, past their grant, or with a region that was altered.
+
+One Event a pod and reason: made once, then renewed at most every hour while the finding stands, also after a
+restart of the monitor (its name says which it is). Called from the monitor's background thread, never from
+a scrape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from isolator import names
+from isolator.monitor import kube
+from isolator.monitor.model import Snapshot, State, Uncapped, Verdict
+
+log = logging.getLogger(__name__)
+
+RENEW: Final = 3600.0
+"""Seconds between two renewals of an Event; the API server forgets one after an hour by default."""
+RETRY: Final = 60.0
+MOST_AT_ONCE: Final = 10
+"""Events of one pass (one every 15 s): a node whose pods are all uncapped does not flood the API."""
+_TIMEOUT: Final = (5.0, 10.0)
+_COMPONENT: Final = f"{names.RELEASE}-monitor"
+_NAME: Final = 200
+
+
+class Reason(StrEnum):
+    """Reasons of our Events."""
+
+    UNCAPPED = "GPUMemoryUncapped"
+    MISMATCH = "GPUMemoryLimitMismatch"
+    TAMPERED = "GPUMemoryTampered"
+
+
+_DO: Final = {
+    Uncapped.NOT_INJECTED: "recreate the pod; check that the webhook runs and its namespace is not left out",
+    Uncapped.OPTED_OUT: "take the opt-out away and recreate the pod, if it should be limited",
+    Uncapped.SKIPPED: "see the pod's status annotation for what has to change",
+    Uncapped.NO_LIMIT: f"check the node's label {names.NODE_LABEL_GPU_MEMORY}, then recreate the pod",
+    Uncapped.BYPASS: "use a glibc-based image whose programs are not linked statically",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to tell about one pod."""
+
+    namespace: str
+    pod: str
+    uid: str
+    reason: Reason
+    message: str
+
+
+def findings(snapshot: Snapshot) -> Iterator[Finding]:
+    """What this snapshot has to tell, one a pod and reason (its first such container)."""
+    uids = {(pod.namespace, pod.name): uid for uid, pod in snapshot.pods.items() if pod.live}
+    told: set[tuple[str, Reason]] = set()
+    for verdict in snapshot.verdicts or ():
+        uid = uids.get((verdict.namespace, verdict.pod))
+        if uid is None:
+            continue
+        for reason, message in _of(verdict):
+            if (uid, reason) not in told:
+                told.add((uid, reason))
+                yield Finding(verdict.namespace, verdict.pod, uid, reason, message)
+
+
+def _of(verdict: Verdict) -> Iterator[tuple[Reason, str]]:
+    where = f"Container {verdict.container}"
+    if verdict.state == State.UNCAPPED and verdict.uncapped is not None:
+        yield (
+            Reason.UNCAPPED,
+            f"{where} runs without a GPU-memory limit ({verdict.reason}): {_DO[verdict.uncapped]}.",
+        )
+    if verdict.mismatch:
+        yield (
+            Reason.MISMATCH,
+            f"{where} records a higher GPU-memory limit than the {verdict.expected_limit} bytes that KAI grants: "
+            f"check the node's label {names.NODE_LABEL_GPU_MEMORY} (MiB) and who edits KAI's ConfigMap.",
+        )
+    if verdict.tampered:
+        yield (
+            Reason.TAMPERED,
+            f"{where} altered its GPU-memory region file; the limit it started with stays in force.",
+        )
+
+
+@dataclass
+class _Sent:
+    """When an Event was last sent or tried (monotonic seconds), and how often it was made."""
+
+    due: float
+    count: int = 0
+
+
+class Reporter:
+    """Sends findings as Events by `api`, a CoreV1Api."""
+
+    def __init__(self, api: Any, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._node, self._clock = api, node, clock
+        self._sent: dict[tuple[str, Reason], _Sent] = {}
+        self._said = ""
+
+    def report(self, snapshot: Snapshot) -> int:
+        """Sends what is due, at most ten; returns how many were sent. Never raises for the API's sake."""
+        current = {(finding.uid, finding.reason): finding for finding in findings(snapshot)}
+        now = self._clock()
+        for key in [key for key, sent in self._sent.items() if key not in current and sent.due <= now]:
+            del self._sent[key]
+        due = [key for key in current if key not in self._sent or self._sent[key].due <= now]
+        done = 0
+        for key in due[:MOST_AT_ONCE]:
+            sent = self._sent.setdefault(key, _Sent(now))
+            if not self._send(current[key], sent):
+                sent.due = now + RETRY
+                return done  # the next one would meet the same server
+            sent.due = now + RENEW
+            done += 1
+        return done
+
+    def _send(self, finding: Finding, sent: _Sent) -> bool:
+        """Renews an Event that was made, else makes it."""
+        try:
+            if sent.count == 0 or not self._renew(finding, sent):
+                self._make(finding, sent)
+        except kube.FAILURES as error:
+            said = kube.reason(error)
+            if said != self._said:
+                log.warning("Events cannot be sent, tried again every %.0f s: %s", RETRY, said)
+            self._said = said
+            return isinstance(error, kube.ApiException) and error.status == 404  # the namespace is gone
+        self._said = ""
+        return True
+
+    def _make(self, finding: Finding, sent: _Sent) -> None:
+        try:
+            self._api.create_namespaced_event(
+                finding.namespace, _event(finding, self._node), _request_timeout=_TIMEOUT
+            )
+            sent.count = 1
+        except kube.ApiException as error:
+            if error.status != 409:
+                raise
+            self._renew(finding, sent)  # an earlier run of the monitor made it
+
+    def _renew(self, finding: Finding, sent: _Sent) -> bool:
+        """Whether there was an Event to renew."""
+        change: dict[str, Any] = {"lastTimestamp": _now(), "message": finding.message}
+        if sent.count:
+            change["count"] = sent.count + 1
+        try:
+            self._api.patch_namespaced_event(
+                _name(finding), finding.namespace, change, _request_timeout=_TIMEOUT
+            )
+        except kube.ApiException as error:
+            if error.status == 404:
+                return False
+            raise
+        sent.count += bool(sent.count)
+        return True
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _name(finding: Finding) -> str:
+    digest = hashlib.sha256(f"{finding.uid}/{finding.reason}".encode()).hexdigest()[:16]
+    return f"{finding.pod[:_NAME].rstrip('.-')}.{digest}"
+
+
+def _event(finding: Finding, node: str) -> dict[str, Any]:
+    now = _now()
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": _name(finding), "namespace": finding.namespace},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": finding.namespace,
+            "name": finding.pod,
+            "uid": finding.uid,
+        },
+        "type": "Warning",
+        "reason": finding.reason.value,
+        "message": finding.message,
+        "source": {"component": _COMPONENT, "host": node},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

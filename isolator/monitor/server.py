@@ -1,0 +1,97 @@
+"""Runs the monitor: settings, threads, HTTP; ends at once on SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from isolator import __version__, logs
+from isolator.errors import UnavailableError
+from isolator.monitor import kube, settings
+from isolator.monitor.app import create_app
+from isolator.monitor.background import Background
+from isolator.monitor.collector import MonitorCollector
+from isolator.monitor.events import Reporter
+from isolator.monitor.nvml import Nvml
+from isolator.monitor.podwatch import PodWatch
+from isolator.monitor.settings import Settings
+from isolator.monitor.snapshot import Composer
+
+log = logging.getLogger(__name__)
+
+_GRACE_S: Final = 2
+_NVML_MIN_S: Final = 5.0
+"""NVML is asked no more often than this: on an idle node each question wakes the driver."""
+
+
+def _say(given: Settings) -> None:
+    on = {"legacy metrics": given.legacy_metrics, "host PIDs": given.host_pid, "events": given.events}
+    log.info(
+        "monitor %s of node %s: listen=%s mount=%s update=%gs resync=%gs schedulers=%s; %s",
+        __version__,
+        given.node_name,
+        given.listen,
+        given.mount,
+        given.update_interval,
+        given.resync_interval,
+        ",".join(given.schedulers) or "any",
+        ", ".join(f"{name} {'on' if value else 'off'}" for name, value in on.items()),
+    )
+
+
+def _serve(given: Settings, registry: CollectorRegistry) -> int:
+    host, port = settings.split_address(given.listen)
+    config = uvicorn.Config(
+        create_app(registry),
+        host=host,
+        port=port,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    try:
+        listener = config.bind_socket()
+    except SystemExit as error:  # uvicorn logs why and exits
+        raise UnavailableError(f"cannot listen on {given.listen}: set {settings.PREFIX}LISTEN") from error
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        listener.close()
+    return 0
+
+
+def run() -> int:
+    """Serves until SIGTERM or SIGINT; exit status.
+
+    Raises UsageError for settings that cannot be used, UnavailableError without a Kubernetes API or where
+    the port is taken.
+    """
+    given = settings.load()
+    logs.setup(given.log_level, given.log_json)
+    api = kube.core_api()
+    watch = PodWatch(api, given.node_name, given.mount, given.resync_interval)
+    nvml = Nvml(max(_NVML_MIN_S, given.update_interval))
+    composer = Composer(
+        given.node_name, Path(given.mount), watch, nvml, given.schedulers, host_pid=given.host_pid
+    )
+    reporter = Reporter(api, given.node_name) if given.events else None
+    background = Background(composer.snapshot, watch, reporter)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(MonitorCollector(composer.snapshot, given.update_interval, given.legacy_metrics))
+    _say(given)
+    workers = (watch, nvml, background)
+    for worker in workers:
+        worker.start()
+    try:
+        return _serve(given, registry)
+    finally:
+        for worker in workers:
+            worker.stop()

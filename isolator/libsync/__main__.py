@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--mount", type=_clean, default=Path(DEFAULT_VGPU_MOUNT), help="folder on the node (%(default)s)")
-    add("--preload", type=_clean, help=f"the preload file (<mount>/{PRELOAD_KEY})")
+    add("--preload", type=Path, help=f"refuse unless this file says what <mount>/{PRELOAD_KEY} will")
     add("--library", default="auto", help="library to install; auto: the image's, of the node's architecture")
     add("--pods", type=Path, default=Path(PODS_DIRECTORY), help="the kubelet's folder of pods (%(default)s)")
     add("--interval", type=_seconds, default=30.0, help="seconds between two passes (%(default)s)")
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
     agent = Agent(
         Options(
             mount=asked.mount,
-            preload=asked.preload or asked.mount / PRELOAD_KEY,
+            preload=asked.preload,
             library=asked.library,
             pods=asked.pods,
             interval=asked.interval,

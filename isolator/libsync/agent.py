@@ -26,10 +26,11 @@ RETRY: Final = 10.0
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says. `library` is a path or "auto"; `own_pod` this pod's UID, where known."""
+    """What the command line says. `library` is a path or "auto", `preload` the configured file to compare
+    with, `own_pod` this pod's UID, where known."""
 
     mount: Path
-    preload: Path
+    preload: Path | None
     library: str
     pods: Path
     interval: float
@@ -97,7 +98,7 @@ class Agent:
     def _pass(self) -> tuple[bool, str]:
         options = self.options
         if options.remove:
-            return remove.run(options.mount, options.preload, self.caches, self.status)
+            return remove.run(options.mount, self.caches, self.status)
         options.mount.mkdir(parents=True, exist_ok=True)
         with files.folder(options.mount) as fd, files.locked(fd) as alone:
             if not alone:
@@ -106,7 +107,9 @@ class Agent:
             if self._newer(before):
                 return True, "a newer libsync keeps this node; standing by"
             try:
-                site = install.Site(options.mount, fd, options.preload, self._source(), alone)
+                if options.preload:
+                    install.check_preload(options.preload, options.mount)
+                site = install.Site(options.mount, fd, self._source(), alone)
                 outcome = install.run(site)
                 self._note(site, outcome, before)
                 line = f"{site.source.folder} is in place"

@@ -55,21 +55,42 @@ def load(path: Path, machine: str, version: str) -> Source:
     return Source(version, data, hashlib.sha256(data).hexdigest())
 
 
+def preload_content(mount: Path) -> bytes:
+    """The one line that the loader of a container reads: the path is the same there and on the host."""
+    return f"{mount / names.LIBRARY_FILE}\n".encode()
+
+
+def check_preload(path: Path, mount: Path) -> None:
+    """Compares the configured preload file (a ConfigMap's) with the mount: with two paths nothing is loaded.
+
+    Raises ContractError where it does not name exactly our library.
+    """
+    try:
+        found = path.read_bytes()[:4096]
+    except OSError as error:
+        raise ContractError(f"the preload file {path} cannot be read: {error.strerror}") from error
+    if found.split() != preload_content(mount).split():
+        shown = found.decode("utf-8", "replace").strip()
+        raise ContractError(
+            f"the preload file {path} says {shown!r}, but the library is {mount / names.LIBRARY_FILE}:"
+            f" both come from {files.VALUE}"
+        )
+
+
 @dataclass
 class Site:
     """One node's folder and what is done to it. `fd` is the folder's descriptor, `path` is for messages."""
 
     path: Path
     fd: int
-    preload: Path
     source: Source
     alone: bool = True
     changes: list[str] = field(default_factory=list)
 
     @property
     def preload_line(self) -> bytes:
-        """Content of the preload file: the path is the same on the host and in a container."""
-        return f"{self.path / names.LIBRARY_FILE}\n".encode()
+        """Content of the preload file."""
+        return preload_content(self.path)
 
 
 @dataclass(frozen=True)
@@ -120,8 +141,7 @@ def library(site: Site) -> None:
 
 def preload(site: Site) -> None:
     """The file that is mounted at /etc/ld.so.preload."""
-    with files.folder(site.preload.parent) as parent:
-        put(site, parent, site.preload.name, site.preload_line, PRELOAD_MODE, site.preload.parent)
+    put(site, site.fd, names.PRELOAD_KEY, site.preload_line, PRELOAD_MODE, site.path)
 
 
 def put(site: Site, fd: int, name: str, data: bytes, mode: int, shown: Path) -> None:
@@ -181,14 +201,13 @@ def verify(site: Site) -> list[str]:
     """Looks at the mount and reads everything back; answers what is wrong, one line each."""
     wrong = []
     mounted(site)
-    with files.folder(site.preload.parent) as parent:
-        for fd, path, data, mode in (
-            (site.fd, site.path / names.LIBRARY_FILE, site.source.data, LIBRARY_MODE),
-            (parent, site.preload, site.preload_line, PRELOAD_MODE),
-        ):
-            fault = files.fault(fd, path.name, data, mode)
-            if fault is not None:
-                wrong.append(f"{path} is not as installed: it {fault}")
+    for name, data, mode in (
+        (names.LIBRARY_FILE, site.source.data, LIBRARY_MODE),
+        (names.PRELOAD_KEY, site.preload_line, PRELOAD_MODE),
+    ):
+        fault = files.fault(site.fd, name, data, mode)
+        if fault is not None:
+            wrong.append(f"{site.path / name} is not as installed: it {fault}")
     with files.folder(names.CONTAINERS_DIRECTORY, site.fd) as opened:
         mode = os.fstat(opened).st_mode & 0o7777
         if mode != CONTAINERS_MODE:

@@ -22,7 +22,7 @@ def reason_to_keep(report: cache.Report) -> str | None:
     return None
 
 
-def run(mount: Path, preload: Path, caches: cache.Caches, state: status.Status) -> tuple[bool, str]:
+def run(mount: Path, caches: cache.Caches, state: status.Status) -> tuple[bool, str]:
     """One pass: everything goes where no injected pod is left, else nothing does; with the outcome in a line.
 
     True either way, because the hook that waits has its outcome; False where something could not be removed.
@@ -38,7 +38,7 @@ def run(mount: Path, preload: Path, caches: cache.Caches, state: status.Status) 
             if keep:
                 _record(fd, keep, state)
                 return True, keep
-            left = remove(install.Site(mount, fd, preload, install.Source("", b"", "")))
+            left = remove(install.Site(mount, fd, install.Source("", b"", "")))
             return not left, "; ".join(left) or "removed"
     except FileNotFoundError:
         return True, "removed"
@@ -76,8 +76,7 @@ def _library(site: install.Site) -> None:
 
 
 def _preload(site: install.Site) -> None:
-    with files.folder(site.preload.parent) as parent:
-        os.unlink(site.preload.name, dir_fd=parent)
+    os.unlink(names.PRELOAD_KEY, dir_fd=site.fd)
 
 
 def _versions(site: install.Site) -> None:

@@ -72,10 +72,17 @@ _U64 = struct.Struct("<Q")
 _MEMORY = struct.Struct("<5Q")
 _ARRAY = struct.Struct(f"<{_DEVICES}Q")
 _EXT_HEAD = struct.Struct("<IIQ")
-
-
-def _array(raw: bytes, kind: str, field: str) -> tuple[int, ...]:
-    return _ARRAY.unpack_from(raw, _at(kind, field))
+_EXT_STATE = struct.Struct("<III")
+_DEVICE_NUM, _LIMIT, _SM_LIMIT = (_at("hami_region", name) for name in ("device_num", "limit", "sm_limit"))
+_LAST_KERNEL = _at("hami_region", "last_kernel_time") - _TAIL
+_STATE, _CREATED = _at("ext", "state"), _at("ext", "created_ns")
+_EXT_ARRAYS = tuple(
+    _at("ext", name) for name in ("refused", "refused_last_ns", "refused_bytes", "ghost", "peak")
+)
+_NO_ARRAYS = ((0,) * _DEVICES,) * len(_EXT_ARRAYS)
+_UUID_LEN, _MOST_SLOTS = int(lib.VGPU_UUID_LEN), int(lib.VGPU_MAX_SLOTS)
+_REGION_SIZE, _HAMI_SIZE = int(lib.VGPU_REGION_SIZE), int(lib.VGPU_HAMI_SIZE)
+_LIVE, _DEAD = int(lib.VGPU_SLOT_LIVE), int(lib.VGPU_SLOT_DEAD)
 
 
 def _pread(descriptor: int, size: int, offset: int) -> bytes:
@@ -127,20 +134,20 @@ def read_descriptor(descriptor: int) -> Region:
     if size == 0:
         raise RegionError(Why.EMPTY, "the file is empty: nobody has set a region up in it yet")
     # The last word that a maker stores is looked at first.
-    ext = os.pread(descriptor, _EXT_SIZE, _EXT) if size == lib.VGPU_REGION_SIZE else b""
+    ext = os.pread(descriptor, _EXT_SIZE, _EXT) if size == _REGION_SIZE else b""
     head = os.pread(descriptor, _HEAD_SIZE, 0)
     minor = _judge(size, head, ext)
     tail = _pread(descriptor, _TAIL_SIZE, _TAIL)
     extended = bool(ext)
-    devices = _U64.unpack_from(head, _at("hami_region", "device_num"))[0]
+    devices = _U64.unpack_from(head, _DEVICE_NUM)[0]
     slots = _I32.unpack_from(tail, 0)[0]
-    if devices > _DEVICES or not 0 <= slots <= lib.VGPU_MAX_SLOTS:
+    if devices > _DEVICES or not 0 <= slots <= _MOST_SLOTS:
         raise RegionError(Why.BAD_COUNT, f"{devices} devices and {slots} slots cannot be")
     live = list(_live_slots(descriptor, slots, extended, minor))
     uuids = [_uuid(head, index) for index in range(devices)]
-    last = _U64.unpack_from(tail, _at("hami_region", "last_kernel_time") - _TAIL)[0]
-    state, reason, flags = struct.unpack_from("<III", ext, _at("ext", "state")) if ext else (0, 0, 0)
-    created = _U64.unpack_from(ext, _at("ext", "created_ns"))[0] / 1e9 if ext else None
+    last = _U64.unpack_from(tail, _LAST_KERNEL)[0]
+    state, reason, flags = _EXT_STATE.unpack_from(ext, _STATE) if ext else (0, 0, 0)
+    created = _U64.unpack_from(ext, _CREATED)[0] / 1e9 if ext else None
     sums = _Sums(head, ext, live)
     return Region(
         devices=tuple(sums.device(index, uuid) for index, uuid in enumerate(uuids) if uuid),
@@ -170,9 +177,9 @@ def _judge(size: int, head: bytes, ext: bytes) -> int:
         raise RegionError(Why.NOT_REGION, "it does not begin as a region does")
     if size in _OLD_SIZES:
         raise RegionError(Why.OLD_LAYOUT, "a region of HAMi-core of 2024, without a version")
-    if size < lib.VGPU_HAMI_SIZE:
-        raise RegionError(Why.TRUNCATED, f"{size} of {lib.VGPU_HAMI_SIZE} bytes")
-    if size > lib.VGPU_REGION_SIZE:
+    if size < _HAMI_SIZE:
+        raise RegionError(Why.TRUNCATED, f"{size} of {_HAMI_SIZE} bytes")
+    if size > _REGION_SIZE:
         raise RegionError(Why.TOO_BIG, f"{size} bytes are more than any region has")
     if size in _TRANSITIONAL_SIZES:
         raise RegionError(Why.TRANSITIONAL, "a region of HAMi-core of March 2026, which says 1.1 and is not")
@@ -201,12 +208,12 @@ def _live_slots(descriptor: int, count: int, extended: bool, minor: int) -> Iter
         for i in range(number):
             at = i * _SLOT_SIZE
             (pid,), (status,) = _I32.unpack_from(chunk, at), _I32.unpack_from(chunk, at + _STATUS)
-            if status == lib.VGPU_SLOT_DEAD or pid <= 0:
+            if status == _DEAD or pid <= 0:
                 continue
             if time.monotonic() > end:
                 raise RegionError(Why.SLOW, f"more than {_BUDGET_S * 1e3:.0f} ms to look at its slots")
             if extended:
-                if status == lib.VGPU_SLOT_LIVE and _locked(descriptor, first + i):
+                if status == _LIVE and _locked(descriptor, first + i):
                     yield first + i, chunk[at : at + _SLOT_SIZE]
             else:
                 raw = chunk[at : at + _SLOT_SIZE]
@@ -232,8 +239,8 @@ def _stable(descriptor: int, raw: bytes, at: int) -> bytes:
 
 def _uuid(head: bytes, index: int) -> str:
     """The device's UUID, empty when it is not one."""
-    start = _UUIDS + index * lib.VGPU_UUID_LEN
-    raw = head[start : start + lib.VGPU_UUID_LEN].split(b"\0", 1)[0]
+    start = _UUIDS + index * _UUID_LEN
+    raw = head[start : start + _UUID_LEN].split(b"\0", 1)[0]
     return raw.decode("ascii") if _UUID.fullmatch(raw) else ""
 
 
@@ -248,10 +255,9 @@ class _Sums:
     def __init__(self, head: bytes, ext: bytes, live: list[tuple[int, bytes]]) -> None:
         self._live = [raw for _, raw in live]
         self._extended = bool(ext)
-        self._limits = _array(head, "hami_region", "limit")
-        self._sm_limits = _array(head, "hami_region", "sm_limit")
-        names = ("refused", "refused_last_ns", "refused_bytes", "ghost", "peak")
-        self._ext = [_array(ext, "ext", name) if ext else (0,) * _DEVICES for name in names]
+        self._limits = _ARRAY.unpack_from(head, _LIMIT)
+        self._sm_limits = _ARRAY.unpack_from(head, _SM_LIMIT)
+        self._ext = [_ARRAY.unpack_from(ext, at) for at in _EXT_ARRAYS] if ext else _NO_ARRAYS
 
     def device(self, index: int, uuid: str) -> Device:
         """The device's figures."""
@@ -265,7 +271,6 @@ class _Sums:
             return sum(word for word in words if word <= PLAUSIBLE_BYTES)
 
         columns = [_MEMORY.unpack_from(raw, _USED + index * _MEMORY_SIZE) for raw in self._live]
-        util = [min(100, _U64.unpack_from(raw, _UTIL + index * _UTIL_SIZE)[0]) for raw in self._live]
         refused, last, asked, ghost, peak = (words[index] for words in self._ext)
         if refused > _PLAUSIBLE_COUNT:
             damaged.add("refused")
@@ -283,6 +288,11 @@ class _Sums:
             refused_bytes=asked,
             peak=add("peak", [peak]),
             sm_limit=min(100, self._sm_limits[index]),
-            sm_util=None if self._extended else min(100, sum(util)),
+            sm_util=None if self._extended else self._util(index),
             damaged=frozenset(damaged),
         )
+
+    def _util(self, index: int) -> int:
+        """Percent of the device, over all processes; each shows its own part."""
+        words = (_U64.unpack_from(raw, _UTIL + index * _UTIL_SIZE)[0] for raw in self._live)
+        return int(min(100, sum(min(100, word) for word in words)))

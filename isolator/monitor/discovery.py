@@ -11,8 +11,6 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +62,7 @@ def scan(mount: Path) -> Scan:
         for name in entries:
             uid, separator, container = name.partition("_")
             if separator and _POD_UID.fullmatch(uid) and _CONTAINER.fullmatch(container):
-                caches.append(_container(descriptor, root, name, uid, container))
+                caches.append(_container(descriptor, str(root), name, uid, container))
             else:
                 skipped[Skip.NAME] += 1
     finally:
@@ -72,38 +70,42 @@ def scan(mount: Path) -> Scan:
     return Scan(tuple(caches), +skipped)
 
 
-def _container(root: int, where: Path, name: str, uid: str, container: str) -> Cache:
-    extra: Counter[str] = Counter()
-    folder = where / name
+def _container(root: int, where: str, name: str, uid: str, container: str) -> Cache:
+    extra: dict[str, int] = {}
+    folder = f"{where}/{name}"
     try:
-        with _opened(name, root) as directory:
+        directory = os.open(name, _FOLDER_FLAGS, dir_fd=root)
+        try:
             found = _best(directory, extra)
             if found.region is None:
-                # A library that derives the path itself nests one level in its container's folder.
-                with _opened(name, directory, absent_ok=True) as inner:
-                    below = _best(inner, extra) if inner >= 0 else found
-                if below.region is not None or found.skip is Skip.NO_FILE:
-                    found, folder = below, folder / name if below is not found else folder
+                below = _nested(directory, name, extra)
+                if below is not None and (below.region is not None or found.skip is Skip.NO_FILE):
+                    if found.skip is not None and found.skip is not Skip.NO_FILE:
+                        _count(extra, found.skip)
+                    found, folder = below, f"{folder}/{name}"
+        finally:
+            os.close(directory)
     except OSError as error:
         found = _Found(None, _skip(error, folder=True))
-    path = folder / (found.file or names.CACHE_FILE)
-    return Cache(uid, container, path, found.region, found.skip, found.modified, dict(+extra))
+    path = Path(f"{folder}/{found.file or names.CACHE_FILE}")
+    return Cache(uid, container, path, found.region, found.skip, found.modified, extra)
 
 
-@contextmanager
-def _opened(name: str, parent: int, absent_ok: bool = False) -> Iterator[int]:
-    """The folder's descriptor; -1 where it may be absent and is."""
+def _nested(directory: int, name: str, extra: dict[str, int]) -> _Found | None:
+    """The region one level below: where a library that derives the path itself puts it."""
     try:
-        descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+        inner = os.open(name, _FOLDER_FLAGS, dir_fd=directory)
     except OSError:
-        if not absent_ok:
-            raise
-        descriptor = -1
+        return None
     try:
-        yield descriptor
+        return _best(inner, extra)
     finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+        os.close(inner)
+
+
+def _count(extra: dict[str, int], skip: Skip, number: int = 1) -> None:
+    if number:
+        extra[skip] = extra.get(skip, 0) + number
 
 
 def _list(directory: int, most: int) -> tuple[list[str], bool]:
@@ -117,7 +119,7 @@ def _list(directory: int, most: int) -> tuple[list[str], bool]:
     return found, False
 
 
-def _best(directory: int, extra: Counter[str]) -> _Found:
+def _best(directory: int, extra: dict[str, int]) -> _Found:
     """The folder's region: usage.cache where that is one, else the newest other *.cache that is one."""
     first = _file(directory, names.CACHE_FILE)
     try:
@@ -125,12 +127,12 @@ def _best(directory: int, extra: Counter[str]) -> _Found:
     except OSError:
         # A folder that may be entered and not listed still shows the file of the known name.
         return first or _Found(None, Skip.PERMISSION)
-    extra[Skip.CROWDED] += crowded
+    _count(extra, Skip.CROWDED, crowded)
     others = [name for name in entries if name.endswith(names.CACHE_SUFFIX) and name != names.CACHE_FILE]
     if first is not None and first.region is not None:
-        extra[Skip.EXTRA_FILE] += len(others)
+        _count(extra, Skip.EXTRA_FILE, len(others))
         return first
-    extra[Skip.CROWDED] += len(others) > MOST_FILES
+    _count(extra, Skip.CROWDED, len(others) > MOST_FILES)
     found = [first] if first is not None else []
     found += [read for name in sorted(others)[:MOST_FILES] if (read := _file(directory, name)) is not None]
     if not found:
@@ -139,7 +141,7 @@ def _best(directory: int, extra: Counter[str]) -> _Found:
     best = max(valid, key=lambda one: one.modified) if valid else found[0]
     for one in found:
         if one is not best:
-            extra[one.skip or Skip.EXTRA_FILE] += 1
+            _count(extra, one.skip or Skip.EXTRA_FILE)
     return best
 
 

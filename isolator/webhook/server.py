@@ -81,6 +81,11 @@ class _Connection(H11Protocol):
         elif self.conn.their_state is h11.IDLE:
             self._await_headers()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.idle and self.conn.trailing_data[0]:  # the next request began before this one's answer
+            self._await_headers()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_came()
         super().connection_lost(exc)

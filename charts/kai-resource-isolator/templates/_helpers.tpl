@@ -1,6 +1,6 @@
 {{- /* Names. C3 of KAI's installer waits for <release>-webhook, so the release name is the prefix. */ -}}
 {{- define "isolator.fullname" -}}
-{{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- default .Release.Name .Values.fullnameOverride | trunc 53 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "isolator.namespace" -}}
@@ -116,7 +116,7 @@ capabilities:
 {{- /* Where a pod goes. */ -}}
 {{- define "isolator.placement" -}}
 nodeSelector:
-  {{- toYaml (mergeOverwrite (dict "kubernetes.io/os" "linux") (deepCopy .values.nodeSelector)) | nindent 2 }}
+  {{- include "isolator.over" (dict "ours" "kubernetes.io/os: linux" "theirs" .values.nodeSelector) | nindent 2 }}
 {{- with .values.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}

@@ -135,15 +135,17 @@ def listen(address: str) -> socket.socket:
     Raises UsageError where the address cannot be had.
     """
     host, port = split_address(address)
+    dual = host in ("", "::") and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual or ":" in host else socket.AF_INET
     try:
-        if host in ("", "::") and socket.has_dualstack_ipv6():
-            return socket.create_server(
-                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
-            )
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=512)
+        bound = socket.create_server(
+            ("::" if dual else host, port), family=family, dualstack_ipv6=dual, backlog=512
+        )
     except OSError as error:
         raise UsageError(f"{PREFIX}LISTEN: cannot listen on {address}: {error.strerror or error}") from error
+    # asyncio sets this only on sockets of its own making; without it an answer may wait 40 ms.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
 
 
 def _placeholder() -> ReloadingContext:

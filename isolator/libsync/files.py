@@ -44,7 +44,7 @@ def explain(error: OSError, path: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left at {path}: free disk space or inodes on the node; what is installed stays"
     if error.errno == errno.ELOOP:
-        return f"{path} or a name in it is a symbolic link, which is never followed: remove the link"
+        return f"{path}, or a name in it, is a symbolic link, which is never followed: remove the link"
     where = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
     return f"{path}{where}: {error.strerror or error}"
 

@@ -114,6 +114,7 @@ class Box:
 
     def __init__(self, name: str, logs: Path, on_start: Callable[[int], None]) -> None:
         self.name, self.logs = name, logs
+        self.programs: list[Program] = []
         self.holder = subprocess.Popen(
             [*UNSHARE, "python3", "-c", _INIT], stdin=subprocess.DEVNULL, cwd="/", start_new_session=True
         )
@@ -164,7 +165,8 @@ class Box:
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
             )
-        return Program(parent, f"{self.name} {name}", log)
+        self.programs.append(Program(parent, f"{self.name} {name}", log))
+        return self.programs[-1]
 
     def path(self, inside: str | Path) -> Path:
         """Where a path of the box is found from outside, through its mounts; valid while the box is up."""
@@ -173,5 +175,6 @@ class Box:
     def close(self) -> None:
         """Ends everything inside."""
         end(self.holder.pid)
-        self.holder.wait(20)
+        for parent in (self.holder, *(program.parent for program in self.programs)):
+            parent.wait(20)
         wait_for(lambda: not started(self.pid), 20, f"the processes of {self.name} to end")

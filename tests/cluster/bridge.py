@@ -66,7 +66,7 @@ def plug(at: Addresses, box: Box, address: str) -> None:
 
 def switch(at: Addresses, box: str, on: bool) -> None:
     """Connects a box, or cuts it off: its link stays up and nothing passes, as behind a broken switch."""
-    sh("ip", "link", "set", "dev", at.cable(box), "type", "bridge_slave", "state", "3" if on else "0")
+    sh("ip", "link", "set", at.cable(box), *(("master", at.bridge) if on else ("nomaster",)))
 
 
 def remove(at: Addresses) -> None:

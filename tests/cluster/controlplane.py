@@ -151,7 +151,8 @@ class ControlPlane:
 
     def restart_apiserver(self) -> None:
         """Stops the API server, starts it again and waits until it is ready."""
-        self.running["kube-apiserver"].stop()
+        # It waits for open watches; what it stored is in etcd.
+        self.running["kube-apiserver"].stop(timeout=3)
         self.start_apiserver()
         time.sleep(0.5)
         self.wait()

@@ -12,6 +12,7 @@ are derived from `index`: clusters of different indexes run side by side, two of
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -124,22 +125,33 @@ class Cluster(Verbs):
     def down(self) -> None:
         """Ends and removes everything: processes, mounts, links, cgroups, files."""
         for box in self._boxes:
+            end(box.holder.pid)
+        for box in self._boxes:
             box.close()
         self._boxes, self.nodes = [], {}
         self._clean()
         if self._lock is not None:
+            (STATE / f"{self.index}").unlink()
             os.close(self._lock)
             self._lock = None
+            with contextlib.suppress(OSError):  # other clusters have notes there
+                STATE.rmdir()
 
     def _claim(self) -> None:
-        STATE.mkdir(exist_ok=True)
-        self._lock = os.open(STATE / f"{self.index}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            self._lock = None
-            raise ClusterError(f"cluster {self.index} is in use: choose another CLUSTER_INDEX") from error
+        """Locks the notes of this index; a file that its owner took away meanwhile does not count."""
+        notes = STATE / f"{self.index}"
+        while self._lock is None:
+            STATE.mkdir(exist_ok=True)
+            lock = os.open(notes, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(lock)
+                raise ClusterError(f"cluster {self.index} is in use: choose another CLUSTER_INDEX") from error
+            if notes.exists() and os.path.samestat(os.fstat(lock), notes.stat()):
+                self._lock = lock
+            else:
+                os.close(lock)
 
     def _note(self, line: str) -> None:
         assert self._lock is not None

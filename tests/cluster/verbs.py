@@ -172,7 +172,7 @@ class Verbs:
         words = [f"{key}-" if memory is None else f"{key}={value}" for key, value in labels.items()]
         self.kubectl("label", "node", "--all", "--overwrite", *words)
 
-    def metrics(self, name: str, **labels: str) -> float:
+    def metrics(self, name: str, /, **labels: str) -> float:
         """The sum of an API server metric over the series that have these labels."""
         total = 0.0
         for found, series, value in _SAMPLE.findall(self.kubectl("get", "--raw=/metrics")):
@@ -180,7 +180,7 @@ class Verbs:
                 total += float(value)
         return total
 
-    def webhook_calls(self, webhook: str, **labels: str) -> int:
+    def webhook_calls(self, webhook: str, /, **labels: str) -> int:
         """How often the API server called a webhook (its name within the configuration) since its start.
 
         `labels` narrow it: `rejected="true"`, `operation="CREATE"`, `code="200"`.

@@ -1,0 +1,63 @@
+"""The session's cluster, and its logs where a test failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import harness
+import pytest
+
+FAILED = pytest.StashKey[bool]()
+LOGS = Path(__file__).resolve().parents[2] / "build/cluster-logs"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[FAILED] = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed and "cluster" in getattr(item, "fixturenames", ()):
+        item.config.stash[FAILED] = True
+    return report
+
+
+def worker_index() -> int:
+    """CLUSTER_INDEX, moved on by ten for each further pytest-xdist worker."""
+    worker = re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or "0"
+    return int(os.environ.get("CLUSTER_INDEX", "0")) + 10 * int(worker)
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[harness.Cluster]:
+    """A cluster of two nodes, made once. Skips where none can be made; brings nothing of another test along
+    as long as each works in a namespace of its own (fixture `namespace`)."""
+    reason = harness.why_not()
+    if reason:
+        pytest.skip(reason)
+    made = harness.Cluster(worker_index())
+    made.up()
+    yield made
+    if request.config.stash[FAILED]:
+        folder = LOGS / str(made.index)
+        shutil.rmtree(folder, ignore_errors=True)
+        made.collect_logs(folder)
+        print(f"\nlogs of cluster {made.index}: {folder}")
+    made.down()
+
+
+@pytest.fixture
+def namespace(cluster: harness.Cluster) -> Iterator[str]:
+    """A namespace of this test's own, with its default service account; goes away afterwards."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    words = ["get", "serviceaccount", "default", f"--namespace={name}", "--ignore-not-found", "-o=name"]
+    harness.wait_for(lambda: cluster.kubectl(*words), 20, f"the service account of {name}")
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")

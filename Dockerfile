@@ -29,28 +29,30 @@ open('/opt/build/run.txt', 'w').write('\n'.join(p['project']['dependencies']))";
     /opt/build/bin/pip install -q -r /opt/build/build.txt; \
     /opt/build/bin/pip --python /opt/isolator/bin/python install -q --no-compile -r /opt/build/run.txt; \
     find /opt/isolator -type d \( -name tests -o -name test \) -prune -exec rm -rf {} +; \
+    find /opt/isolator -type d -path '*/kubernetes/aio' -prune -exec rm -rf {} +; \
     rm -f /opt/isolator/bin/activate* /opt/isolator/bin/Activate*; \
     /opt/isolator/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/isolator/lib
 
 # ---- this package: the library for both architectures, the extension for this one
 FROM dependencies AS package
 WORKDIR /src
+COPY pyproject.toml setup.py LICENSE ./
 COPY native native/
 COPY isolator/__init__.py isolator/
-RUN /opt/build/bin/python native/cffi_build.py lib/ && rm -rf build/native/zig
-COPY pyproject.toml setup.py LICENSE README.md ./
-COPY isolator isolator/
 # zig compiles the extension too, so the base needs no compiler; Debian splits Python's headers over /usr/include.
 RUN set -eu; \
-    export CFLAGS="-idirafter /usr/include"; \
     export CC="/opt/build/bin/python -m ziglang cc -target $(uname -m)-linux-gnu.2.17"; \
-    export LDSHARED="$CC -shared"; \
+    export LDSHARED="$CC -shared" CFLAGS="-idirafter /usr/include"; \
     export ZIG_GLOBAL_CACHE_DIR=/tmp/zig ZIG_LOCAL_CACHE_DIR=/tmp/zig; \
+    /opt/build/bin/python -W ignore setup.py -q build_ext; \
+    rm -rf /tmp/zig build/native/zig
+COPY README.md ./
+COPY isolator isolator/
+RUN set -eu; \
     /opt/build/bin/pip wheel -q --no-deps --no-build-isolation -w /dist .; \
     /opt/build/bin/pip --python /opt/isolator/bin/python install -q --no-deps --no-compile \
         --prefix /out/opt/isolator /dist/*.whl; \
-    /opt/isolator/bin/python -m compileall -q --invalidation-mode unchecked-hash -s /out -p / /out; \
-    rm -rf /tmp/zig
+    /opt/isolator/bin/python -m compileall -q --invalidation-mode unchecked-hash -s /out -p / /out
 
 FROM ${BASE}
 COPY --from=dependencies /opt/isolator /opt/isolator

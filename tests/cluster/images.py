@@ -1,9 +1,9 @@
-"""Our image, from the Dockerfile a user builds, and the tenants' image; no image registry is reached.
+"""Our image, from the Dockerfile a user builds, and the tenants' image; no registry of images is asked.
 
     archive, name = build_isolator_image()      # `ctr -n k8s.io image import ARCHIVE`, then use NAME
 
 The bases are Debian roots unpacked from the mirror that apt uses already; wheels come once from pip's index.
-Everything is kept under `$XDG_CACHE_HOME/kai-resource-isolator/images` and reused while its inputs are the same.
+Everything is kept under `$XDG_CACHE_HOME/kai-resource-isolator/images` while its inputs are the same.
 """
 
 from __future__ import annotations
@@ -16,23 +16,41 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-TENANT = Path(__file__).resolve().parent / "tenant"
-sys.path.insert(0, str(ROOT / "tests" / "native"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
 
 import rootfs
 
+from isolator.libpath import simulator
+
+ROOT = Path(__file__).resolve().parents[2]
+TENANT = Path(__file__).resolve().parent / "tenant"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kai-resource-isolator" / "images"
 LAYER_LIMIT = 8 << 30
 """Bytes of kept layers after which all are made anew."""
 KEEP = 3
 """Archives of one image that are kept."""
 
-RUN_PACKAGES = "base-files bash coreutils dash findutils grep sed procps util-linux python3"
+OURS = (
+    *("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml", "setup.py"),
+    *("isolator", "native"),
+)
+"""What of the checkout our image is made from."""
+RUN_PACKAGES = "base-files bash coreutils dash findutils grep sed procps util-linux libc-bin python3"
 BUILD_PACKAGES = f"{RUN_PACKAGES} python3-venv python3-dev gcc libc6-dev"
+UNUSED = (
+    "perl",
+    "libperl",
+    "systemd",
+    "libsystemd-shared",
+    "util-linux-extra",
+    "e2fsprogs",
+    "login_",
+    "mount_",
+)
+"""Packages that only configure others, or a machine."""
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home:/bin/sh\n"
 FOLDERS = {
     "proc": 0o555,
@@ -61,7 +79,8 @@ def why_not() -> str:
 
 
 def _run(command: Sequence[str | Path], **options: object) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, **options)  # type: ignore[call-overload]
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise Unavailable(f"{' '.join(map(str, command[:8]))}: " + "\n".join(said[-15:]))
@@ -71,20 +90,8 @@ def _run(command: Sequence[str | Path], **options: object) -> str:
 def _buildah(*words: str | Path) -> str:
     """buildah on a store of ours: no daemon, nothing of the machine's own store is seen or changed."""
     store = CACHE / "store"
-    return _run(
-        [
-            "buildah",
-            "--root",
-            store / "root",
-            "--runroot",
-            store / "run",
-            "--storage-driver",
-            "overlay",
-            *words,
-        ],
-        env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
-        timeout=1200,
-    )
+    places = ["--root", store / "root", "--runroot", store / "run", "--storage-driver", "overlay"]
+    return _run(["buildah", *places, *words], env={**os.environ, "BUILDAH_ISOLATION": "chroot"}, timeout=1200)
 
 
 def _digest(*parts: str | bytes) -> str:
@@ -106,6 +113,7 @@ def _unpack(packages: str, root: Path) -> None:
         _run([*apt, "update"])
         _run([*apt, "install", "-y", "-d", *packages.split()])
         debs = sorted((work / "cache/archives").glob("*.deb"))
+        debs = [deb for deb in debs if not deb.name.startswith(UNUSED)]
         for deb in sorted(debs, key=lambda deb: not deb.name.startswith("base-files_")):
             _run(["dpkg-deb", "-x", deb, root])
     for unread in ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/cache"):
@@ -120,7 +128,7 @@ def _unpack(packages: str, root: Path) -> None:
 
 def _base(name: str, packages: str) -> str:
     """The local name of a base image, made when the recipe is new."""
-    image = f"{name}:{_digest(packages, PASSWD, repr(FOLDERS))}"
+    image = f"{name}:{_digest(packages, PASSWD, repr(FOLDERS), repr(UNUSED))}"
     if _buildah("images", "-q", "--filter", f"reference={image}").strip():
         return image
     with tempfile.TemporaryDirectory(prefix="image-base-", dir=CACHE) as scratch:
@@ -181,19 +189,8 @@ def _sources(*places: str) -> list[Path]:
     return [path for path in found if not any(word in str(path.relative_to(ROOT)) for word in unwanted)]
 
 
-def _copy(paths: Iterable[Path], context: Path) -> None:
-    for path in paths:
-        target = context / path.relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
-
-
-def _archive(repository: str, key: str) -> Path:
-    return CACHE / f"{repository.rpartition('/')[2]}-{key}.tar"
-
-
 def _keep(archive: Path) -> None:
-    """Drops all but the newest archives of an image, and the layers when they have grown too many."""
+    """Drops all but the newest archives of an image."""
     family = archive.name.rpartition("-")[0]
     old = sorted(CACHE.glob(f"{family}-*.tar"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in old[KEEP:]:
@@ -222,33 +219,46 @@ def _trim() -> None:
 
 def build_isolator_image() -> tuple[Path, str]:
     """Archive and full name of our image, built from the checkout's Dockerfile."""
-    return _isolator(ROOT / "Dockerfile")
+    sources = {str(path.relative_to(ROOT)): path for path in _sources(*OURS)}
+    return _build(ISOLATOR, sources, {"PIP_NO_INDEX": "1", "VERSION": version()}, wheels)
 
 
-def _isolator(dockerfile: Path) -> tuple[Path, str]:
-    _require()
-    sources = _sources(
-        "isolator", "native", "pyproject.toml", "setup.py", "LICENSE", "README.md", ".dockerignore"
-    )
-    parts = [part for path in sources for part in (str(path.relative_to(ROOT)), path.read_bytes())]
-    key = _digest(dockerfile.read_bytes(), RUN_PACKAGES, BUILD_PACKAGES, PASSWD, *parts)
-    name, archive = f"{ISOLATOR}:{key}", _archive(ISOLATOR, key)
+def build_tenant_image() -> tuple[Path, str]:
+    """Archive and full name of the tenants' image: Python, the simulated GPU, the lab's program."""
+    places = [TENANT / "Dockerfile", TENANT / "memory_limit.c"]
+    places += [simulator() / name for name in ("libcuda.so.1", "libnvidia-ml.so.1", "nvidia-smi")]
+    return _build(TENANT_NAME, {path.name: path for path in places}, {})
+
+
+def _build(
+    repository: str,
+    sources: Mapping[str, Path],
+    arguments: Mapping[str, str],
+    wheel_folder: Callable[[], Path] | None = None,
+) -> tuple[Path, str]:
+    """Builds the Dockerfile among `sources` (place in the context -> file), unless that was done before."""
+    reason = why_not()
+    if reason:
+        raise Unavailable(reason)
+    parts = [part for place, path in sources.items() for part in (place, path.read_bytes())]
+    key = _digest(RUN_PACKAGES, BUILD_PACKAGES, PASSWD, repr(arguments), repr(UNUSED), *parts)
+    name, archive = f"{repository}:{key}", CACHE / f"{repository.rpartition('/')[2]}-{key}.tar"
     CACHE.mkdir(parents=True, exist_ok=True)
     with rootfs.locked(CACHE / "lock"):
         if archive.exists():
             return archive, name
         _trim()
+        given = {"BASE": _base(RUN_BASE, RUN_PACKAGES), "BUILD_BASE": _base(BUILD_BASE, BUILD_PACKAGES)}
         with tempfile.TemporaryDirectory(prefix="image-context-", dir=CACHE) as scratch:
             context = Path(scratch)
-            _copy([*sources, dockerfile], context)
-            # Hard links: the wheels are large, and the builder refuses links that leave the context.
-            shutil.copytree(wheels(), context / "wheels", copy_function=os.link)
-            _buildah(
-                *("build", "--layers", "--network=none", "-f", context / "Dockerfile", "-t", name),
-                *("--build-arg", f"BASE={_base(RUN_BASE, RUN_PACKAGES)}"),
-                *("--build-arg", f"BUILD_BASE={_base(BUILD_BASE, BUILD_PACKAGES)}"),
-                *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", f"VERSION={version()}", context),
-            )
+            for place, path in sources.items():
+                (context / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, context / place)
+            if wheel_folder:
+                # Hard links: the wheels are large, and the builder refuses links that leave the context.
+                shutil.copytree(wheel_folder(), context / "wheels", copy_function=os.link)
+            words = [f"--build-arg={key}={value}" for key, value in {**given, **arguments}.items()]
+            _buildah("build", "--layers", "--network=none", *words, "-t", name, context)
         _save(name, archive)
     return archive, name
 
@@ -257,9 +267,3 @@ def version() -> str:
     """The version that the image's label must state."""
     text = (ROOT / "isolator" / "__init__.py").read_text()
     return text.partition('__version__ = "')[2].partition('"')[0]
-
-
-def _require() -> None:
-    reason = why_not()
-    if reason:
-        raise Unavailable(reason)

@@ -15,6 +15,7 @@ from isolator import names
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 
 import kai_grant as grant
+import kai_place as place
 import kai_rules as rules
 
 MODE = rules.Mode()
@@ -37,7 +38,7 @@ def asked(request: str) -> rules.Pod:
 
 
 @pytest.mark.parametrize(
-    ("request_", "label", "usable", "portion", "limit", "tenants"),
+    ("wanted", "label", "usable", "portion", "limit", "tenants"),
     [
         ("4096", "15360", 15300, "0.27", "4147m", 3),
         ("4096", "16384", 16300, "0.26", "4259m", 3),
@@ -54,11 +55,9 @@ def asked(request: str) -> rules.Pod:
         ("1400", "20000", 20000, "0.08", "1600m", 12),
     ],
 )
-def test_rounding_table(
-    request_: str, label: str, usable: int, portion: str, limit: str, tenants: int
-) -> None:
-    """Each row of the contract's rounding table, floating-point trap included, gives its limit and tenants."""
-    share = grant.portion(asked(request_), label, MODE)
+def test_rounding_table(wanted: str, label: str, usable: int, portion: str, limit: str, tenants: int) -> None:
+    """Each row of the contract's table, floating-point trap included, gives its limit and tenants."""
+    share = grant.portion(asked(wanted), label, MODE)
     assert grant.schedulable_mib(label) == usable
     assert grant.portion_text(share) == portion
     assert grant.limit(share, label, MODE) == limit
@@ -66,7 +65,7 @@ def test_rounding_table(
 
 
 def test_label_in_bytes_leaves_the_limit_unlimited() -> None:
-    """B-report of a label in bytes: the scheduler copes, the limit is the raw number's share."""
+    """The scheduler copes with a label in bytes; the limit is a share of the raw number, so there is none."""
     label = str(16384 << 20)
     share = grant.portion(asked("4096"), label, MODE)
     assert grant.portion_text(share) == "0.26"
@@ -79,7 +78,7 @@ def test_missing_label_skips_the_limit_or_fails_the_bind(label: str | None) -> N
     assert grant.schedulable_mib(label) == 100
     assert grant.portion(asked("4096"), label, MODE) > 1
     assert grant.limit(0.5, label, OPEN) is None
-    with pytest.raises(grant.BindError, match="gpu.memory"):
+    with pytest.raises(grant.BindError, match="no limit"):
         grant.limit(0.5, label, rules.Mode(version=(0, 17, 1)))
 
 
@@ -119,7 +118,7 @@ def test_whole_gpu_beside_a_fraction_is_denied() -> None:
     """A fraction pod cannot have an nvidia.com/gpu limit."""
     bad = pod({"gpu-fraction": "0.5"})
     bad["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
-    with pytest.raises(rules.Denied, match="nvidia.com/gpu"):
+    with pytest.raises(rules.Denied, match="fraction pod cannot"):
         rules.validate(bad, MODE)
 
 
@@ -149,7 +148,7 @@ def env(of: rules.Pod) -> dict[str, Any]:
 
 
 def test_admission_adds_what_the_contract_lists() -> None:
-    """Variables by configMapKeyRef, the limit alone optional; volume, envFrom, annotation; nothing doubled."""
+    """Variables by configMapKeyRef, the limit alone optional; volume, envFrom, annotation; idempotent."""
     before = pod({"gpu-memory": "4096"}, runtimeClassName="mine")
     before["spec"]["containers"][0]["env"] = [
         {"name": names.ENV_MEMORY_LIMIT, "value": "80g"},
@@ -184,7 +183,7 @@ def test_admission_adds_what_the_contract_lists() -> None:
     ],
 )
 def test_modes_leave_their_variable_out(mode: rules.Mode, absent: str) -> None:
-    """Without hamicore no limit, under NRI no visible devices, with NVIDIA's fractions no ConfigMap at all."""
+    """Without hamicore no limit, under NRI no visible devices, with NvFractions no ConfigMap at all."""
     after = rules.mutate(pod({"gpu-memory": "4096"}), mode)
     assert absent not in env(after)
     assert (names.ANNOTATION_CONFIGMAP in after["metadata"]["annotations"]) == (not mode.nvfractions)
@@ -220,3 +219,43 @@ def test_binder_writes_the_values() -> None:
     assert meta["annotations"]["nvidia.cdi.k8s.io/container.main"].count("GPU-") == 2
     assert meta["annotations"]["nvidia.com/container.main.gpu-memory.request"] == "3840Mi"
     assert meta["labels"] == {"runai-gpu-group/g1": "g1", "runai-gpu-group/g2": "g2"}
+
+
+def node(name: str, **spec: Any) -> dict[str, Any]:
+    """A Ready node of a T4."""
+    return {
+        "metadata": {"name": name, "labels": {"host": name, names.NODE_LABEL_GPU_MEMORY: "15360"}},
+        "spec": spec,
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def test_pods_fill_one_card_before_the_next() -> None:
+    """Three of 4096 MiB fit a T4; the fourth goes to the other card, a pod of two devices to none."""
+    nodes, cards = [node("n1"), node("n2")], [place.Card("n1", "GPU-1"), place.Card("n2", "GPU-2")]
+    seen = []
+    for number in range(4):
+        _, (card,), share = place.choose(asked("4096"), nodes, cards, MODE)
+        card.shares[f"uid-{number}"] = share
+        seen.append(card.uuid)
+    assert len(set(seen[:3])) == 1 and seen[3] != seen[0]
+    double = asked("4096")
+    double["metadata"]["annotations"][names.ANNOTATION_DEVICES] = "2"
+    with pytest.raises(grant.BindError, match="no node"):
+        place.choose(double, nodes, cards, MODE)
+
+
+def test_nodes_that_do_not_fit_are_left_out() -> None:
+    """Selector, cordon, taints and a missing label: a pod that asks by MiB waits for a fitting node."""
+    cards = [place.Card("n1", "GPU-1"), place.Card("n2", "GPU-2")]
+    wanted = asked("4096")
+    wanted["spec"]["nodeSelector"] = {"host": "n2"}
+    assert place.choose(wanted, [node("n1"), node("n2")], cards, MODE)[0]["metadata"]["name"] == "n2"
+    taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+    unlabelled = node("n2")
+    del unlabelled["metadata"]["labels"][names.NODE_LABEL_GPU_MEMORY]
+    for bad in (node("n2", unschedulable=True), node("n2", taints=[taint]), unlabelled):
+        with pytest.raises(grant.BindError):
+            place.choose(wanted, [node("n1"), bad], cards, MODE)
+    wanted["spec"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert place.choose(wanted, [node("n2", taints=[taint])], cards, MODE)[1] == [cards[1]]

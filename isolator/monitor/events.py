@@ -84,8 +84,9 @@ def _of(verdict: Verdict) -> Iterator[tuple[Reason, str]]:
     if verdict.mismatch:
         yield (
             Reason.MISMATCH,
-            f"{where} records a higher GPU-memory limit than the {verdict.expected_limit} bytes that KAI grants: "
-            f"check the node's label {names.NODE_LABEL_GPU_MEMORY} (MiB) and who edits KAI's ConfigMap.",
+            f"{where} records a higher GPU-memory limit than the {verdict.expected_limit} bytes of "
+            f"KAI's grant: check the node's label {names.NODE_LABEL_GPU_MEMORY} (MiB) and who edits KAI's "
+            "ConfigMap.",
         )
     if verdict.tampered:
         yield (

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -68,6 +70,11 @@ def _serve(given: Settings, registry: CollectorRegistry) -> int:
     return 0
 
 
+def _end(number: int, frame: FrameType | None) -> None:
+    """uvicorn raises the signal again when it has ended; the exit status of a wanted end is 0."""
+    raise SystemExit(0)
+
+
 def run() -> int:
     """Serves until SIGTERM or SIGINT; exit status.
 
@@ -86,6 +93,8 @@ def run() -> int:
     background = Background(composer.snapshot, watch, reporter)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MonitorCollector(composer.snapshot, given.update_interval, given.legacy_metrics))
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, _end)
     _say(given)
     workers = (watch, nvml, background)
     for worker in workers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -56,6 +57,7 @@ class HostProcesses:
         self._time = 0.0
         self._before: set[Key] = set()
         self._now: set[Key] = set()
+        self._lock = threading.Lock()
 
     def join(
         self, view: NvmlView, pods: Mapping[str, PodView], caches: Mapping[Key, Cache]
@@ -75,10 +77,11 @@ class HostProcesses:
                 processes[key].add(process.pid)
                 used[key][device.uuid] = used[key].get(device.uuid, 0) + (process.used or 0)
         more = {key for key, pids in processes.items() if len(pids) > _live(caches.get(key))}
-        if view.time != self._time:
-            self._time, self._before = view.time, self._now
-        self._now = more
-        return used, more & self._before
+        with self._lock:  # scrapes and the background thread come here
+            if view.time != self._time:
+                self._time, self._before = view.time, self._now
+            self._now = more
+            return used, more & self._before
 
 
 def _live(cache: Cache | None) -> int:

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from isolator.monitor import metrics, view
 from isolator.monitor.model import Snapshot
+from isolator.monitor.readings import SOURCES
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class MonitorCollector(Collector):
     def _scan(self) -> list[Metric]:
         try:
             found = self._snapshot()
-            self._errors.update(found.failed)
+            self._errors.update(name if name in SOURCES else "snapshot" for name in found.failed)
             shown = view.make(found, self._errors)
             return self._read(shown)
         except Exception:

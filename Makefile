@@ -20,10 +20,10 @@ C_FILES = $(wildcard native/*/*.[ch] tests/*/*.[ch] tests/*/clients/*.[ch] bench
 TOOLS = python3-venv python3-dev gcc libc6-dev binutils strace qemu-user-static
 PY_FILES = $(wildcard isolator/*.py isolator/*/*.py native/*.py tests/*.py tests/*/*.py bench/*.py)
 
-.PHONY: help setup tools build demo test test-gpu bench sanitize fuzz lint format clean
+.PHONY: help setup tools build demo test test-cluster test-gpu cluster-tools bench sanitize fuzz image chart lint format clean
 
 help: ## list these targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-9s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 tools:
 	@.ci/tools $(TOOLS)
@@ -45,8 +45,15 @@ build: $(SETUP) ## rebuild what changed: libvgpu.so, the simulated GPU, the exte
 demo: build ## two tenants on one simulated GPU, each held to its quota (ARGS="--gpu real")
 	@$(VENV)/bin/isolator demo $(ARGS)
 
-test: build ## unit and native tests, on the simulated GPU (ARGS="-k name")
-	@$(PY) -m pytest -q -n 2 tests/unit tests/native $(ARGS)
+test: build ## unit, native and chart tests, then those on a real cluster (ARGS="-k name")
+	@$(PY) -m pytest -q -n 2 tests/unit tests/native tests/chart $(ARGS)
+	@$(PY) -m pytest -q tests/cluster $(ARGS)
+
+test-cluster: build ## the tests on a real cluster alone (root; after make cluster-tools)
+	@$(PY) -m pytest -q tests/cluster $(ARGS)
+
+cluster-tools: ## build Kubernetes, etcd and Helm for those tests from Go modules (ten minutes and more)
+	@tests/cluster/tools/build
 
 # Needs only a built library, pytest and, for some tests, torch: no .venv, no network.
 # The settings of pyproject.toml are left out because they ask for plugins that such a machine lacks.
@@ -64,6 +71,12 @@ sanitize: build ## core, shim and simulated GPU under ASan, UBSan and TSan
 fuzz: build ## libFuzzer on the region and the limit parser
 	@.ci/tools clang
 	@tests/fuzz/run $(ARGS)
+
+image: ## build the container image (IMAGE=name:tag BASE=python-image CONTAINER_TOOL=docker|podman|buildah)
+	@.ci/image $(IMAGE)
+
+chart: $(SETUP) ## package the Helm chart into dist/
+	@.ci/chart
 
 lint: $(SETUP) ## ruff, mypy, import-linter, clang-format, include floors, file budgets
 	@$(VENV)/bin/ruff check -q .

@@ -93,7 +93,7 @@ HOST_ROWS = (
     Row("hami_gpu_shared_count", "Containers that share the GPU.", HOST, r.sharing),
 )
 SELF_ROWS = (
-    _own("up", "Whether the last scan of this node succeeded.", (), r.one(lambda v: v.up)),
+    _own("up", "Whether the caches of this node were scanned.", (), r.one(r.up)),
     _own("build_info", "Version of the monitor; always 1.", ("version",), r.build),
     _own("scan_duration_seconds", "Duration of the last scan.", (), r.scanned(lambda v: v.snapshot.duration)),
     _own("last_scan_timestamp_seconds", "Time of the last scan.", (), r.scanned(lambda v: v.snapshot.time)),

@@ -177,9 +177,14 @@ def nvml_bytes(view: View) -> Points:
             yield {**labels, "device_uuid": uuid[:UUID_LABEL_LENGTH]}, used
 
 
+def up(view: View) -> float:
+    """Whether the caches were scanned: without them there is nothing to say of containers."""
+    return view.up and "caches" not in view.snapshot.failed
+
+
 def skipped(view: View) -> Points:
     """What was skipped, by reason, zeros too."""
-    return (({"reason": reason.value}, view.skipped[reason]) for reason in Skip) if view.up else ()
+    return (({"reason": reason.value}, view.skipped[reason]) for reason in Skip) if up(view) else ()
 
 
 def errors(view: View) -> Points:

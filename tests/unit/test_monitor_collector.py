@@ -119,3 +119,13 @@ def test_an_unknown_source_of_failure_is_not_lost() -> None:
     made = Snapshot("n", 0, failed=frozenset({"moon"}))
     lines = _lines(MonitorCollector(lambda: made))
     assert lines['kai_isolator_source_errors_total{source="snapshot"}'] == 1
+
+
+def test_caches_that_cannot_be_scanned_are_not_an_empty_node() -> None:
+    """With the caches unreadable up is 0 and nothing is counted as skipped; the node's other series stay."""
+    made = Snapshot("n", 5.0, pod_watch_up=True, failed=frozenset({"caches"}))
+    lines = _lines(MonitorCollector(lambda: made))
+    assert lines["kai_isolator_up"] == 0
+    assert lines["kai_isolator_pod_watch_up"] == 1
+    assert lines['kai_isolator_source_errors_total{source="caches"}'] == 1
+    assert not any(line.startswith("kai_isolator_skipped_files") for line in lines)

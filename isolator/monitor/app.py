@@ -23,7 +23,10 @@ def create_app(registry: CollectorRegistry) -> FastAPI:
     # Not async: the scan reads files, and one thread of the pool may wait for it while probes are answered.
     @app.get(names.METRICS_PATH)
     def metrics(accept: Annotated[str, Header()] = "") -> Response:
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except ValueError:  # a version that is none
+            encode, content_type = choose_encoder("")
         return Response(encode(registry), headers={"Content-Type": content_type})
 
     @app.get(names.HEALTH_PATH)

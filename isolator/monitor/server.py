@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -30,13 +31,14 @@ _NVML_MIN_S: Final = 5.0
 """NVML is asked no more often than this: on an idle node each question wakes the driver."""
 
 
-def _say(given: Settings) -> None:
+def _say(given: Settings, port: int) -> None:
     on = {"legacy metrics": given.legacy_metrics, "host PIDs": given.host_pid, "events": given.events}
     log.info(
-        "monitor %s of node %s: listen=%s mount=%s update=%gs resync=%gs schedulers=%s; %s",
+        "monitor %s of node %s: listen=%s (port %d) mount=%s update=%gs resync=%gs schedulers=%s; %s",
         __version__,
         given.node_name,
         given.listen,
+        port,
         given.mount,
         given.update_interval,
         given.resync_interval,
@@ -45,12 +47,26 @@ def _say(given: Settings) -> None:
     )
 
 
-def _serve(given: Settings, registry: CollectorRegistry) -> int:
-    host, port = settings.split_address(given.listen)
+def _listener(address: str) -> socket.socket:
+    """A bound socket; `:port` takes IPv6 and IPv4 where the node has both. Raises UnavailableError."""
+    host, port = settings.split_address(address)
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            try:
+                return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+            except OSError as error:
+                log.debug("no IPv6 here: %s", error)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {address} ({error.strerror or error}): set {settings.PREFIX}LISTEN"
+        ) from error
+
+
+def _serve(listener: socket.socket, registry: CollectorRegistry) -> int:
     config = uvicorn.Config(
         create_app(registry),
-        host=host,
-        port=port,
         loop="asyncio",
         http="h11",
         ws="none",
@@ -59,14 +75,7 @@ def _serve(given: Settings, registry: CollectorRegistry) -> int:
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
     )
-    try:
-        listener = config.bind_socket()
-    except SystemExit as error:  # uvicorn logs why and exits
-        raise UnavailableError(f"cannot listen on {given.listen}: set {settings.PREFIX}LISTEN") from error
-    try:
-        uvicorn.Server(config).run(sockets=[listener])
-    finally:
-        listener.close()
+    uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 
@@ -93,14 +102,16 @@ def run() -> int:
     background = Background(composer.snapshot, watch, reporter)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MonitorCollector(composer.snapshot, given.update_interval, given.legacy_metrics))
+    listener = _listener(given.listen)
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, _end)
-    _say(given)
+    _say(given, listener.getsockname()[1])
     workers = (watch, nvml, background)
-    for worker in workers:
-        worker.start()
     try:
-        return _serve(given, registry)
+        for worker in workers:
+            worker.start()
+        return _serve(listener, registry)
     finally:
+        listener.close()
         for worker in workers:
             worker.stop()

@@ -1,0 +1,232 @@
+"""The monitor as a process: settings, start, a scrape of a node with tenants, and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import monitor_pods as made
+import pytest
+from monitor_apiserver import NODE, ApiServer
+from region_files import MIB, RegionFile, Slot, Spec, uuid
+
+from isolator.errors import UnavailableError, UsageError
+from isolator.monitor import kube, server, settings
+
+PREFIX = settings.PREFIX
+
+
+GO_DURATIONS = {"5s": 5, "5m": 300, "1m30s": 90, "500ms": 0.5, "1.5h": 5400, "0s": 0, "2s500ms": 2.5}
+
+
+@pytest.mark.parametrize("text", GO_DURATIONS)
+def test_durations_are_gos(text: str) -> None:
+    """Durations as the chart writes them."""
+    assert settings.duration(text) == pytest.approx(GO_DURATIONS[text])
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("UPDATE_INTERVAL", "5", "'5' is not a duration, for example 5s"),
+        ("UPDATE_INTERVAL", "5s later", "is not a duration"),
+        ("UPDATE_INTERVAL", "-5s", "is not a duration"),
+        ("RESYNC_INTERVAL", "0s", "greater than or equal to 1"),
+        ("LISTEN", "9394", "is not host:port"),
+        ("LISTEN", "::1:9394", "brackets"),
+        ("MOUNT", "usr/local/vgpu", "absolute"),
+        ("MOUNT", "/usr/local/../vgpu", "clean"),
+        ("SCHEDULERS", "kai-scheduler", "not a JSON list"),
+        ("EVENTS", "perhaps", "boolean"),
+        ("LOG_LEVEL", "LOUD", "is not a level"),
+        ("NODE_NAME", "", "is not set"),
+    ],
+)
+def test_bad_settings_are_one_line_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
+) -> None:
+    """Whoever wrote the value learns which variable and what to write."""
+    monkeypatch.setenv(f"{PREFIX}NODE_NAME", NODE)
+    monkeypatch.setenv(PREFIX + variable, value)
+
+    with pytest.raises(UsageError) as raised:
+        settings.load()
+    line = str(raised.value)
+    assert PREFIX + variable in line
+    assert says in line
+    assert "\n" not in line
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every variable of the chart is read."""
+    given = {"NODE_NAME": "n", "SCHEDULERS": '["a","b"]', "HOST_PID": "true", "EVENTS": "false"}
+    for name, value in given.items():
+        monkeypatch.setenv(PREFIX + name, value)
+
+    found = settings.load()
+    assert (found.node_name, found.schedulers, found.host_pid, found.events) == ("n", ("a", "b"), True, False)
+
+
+def test_missing_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Outside a pod and without KUBECONFIG the error says what to do."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+    with pytest.raises(UnavailableError, match="set KUBECONFIG") as raised:
+        kube.core_api()
+    assert "\n" not in str(raised.value)
+
+
+def test_taken_port_is_one_line() -> None:
+    """A port that somebody else has is named with the variable that changes it."""
+    taken = server._listener("127.0.0.1:0")
+    try:
+        with pytest.raises(UnavailableError, match=f"{PREFIX}LISTEN"):
+            server._listener(f"127.0.0.1:{taken.getsockname()[1]}")
+    finally:
+        taken.close()
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer() as made_api:
+        yield made_api
+
+
+class Monitor:
+    """A running monitor; `mount` is its library folder."""
+
+    def __init__(self, api: ApiServer, folder: Path, **environment: str) -> None:
+        self.mount = folder / "vgpu"
+        cluster = {"server": api.configuration().host}
+        context = {"cluster": "c", "user": "u"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "x",
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "x", "context": context}],
+        }
+        (folder / "kubeconfig").write_text(json.dumps(config))
+        kept = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+        asked = {
+            "LISTEN": "127.0.0.1:0",
+            "NODE_NAME": NODE,
+            "MOUNT": str(self.mount),
+            "UPDATE_INTERVAL": "0s",
+        }
+        self._log = folder / "log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "isolator.cli", "monitor"],
+                env=kept
+                | {"KUBECONFIG": str(folder / "kubeconfig")}
+                | {PREFIX + name: value for name, value in (asked | environment).items()},
+                stderr=log,
+            )
+        self.url = f"http://127.0.0.1:{self._port()}"
+
+    def log(self) -> str:
+        """Standard error so far."""
+        return self._log.read_text()
+
+    def _port(self) -> int:
+        end = time.monotonic() + 60
+        while not (found := re.search(r"\(port (\d+)\)", self.log())):
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < end, self.log()
+            time.sleep(0.05)
+        return int(found[1])
+
+    def get(self, path: str, accept: str = "") -> httpx.Response:
+        """One answer."""
+        return httpx.get(self.url + path, headers={"Accept": accept}, timeout=30, trust_env=False)
+
+    def until(self, line: str) -> str:
+        """The first scrape that has a line with this in it."""
+        end = time.monotonic() + 30
+        while line not in (text := self.get("/metrics").text):
+            assert time.monotonic() < end, f"no {line} in:\n{text}\n{self.log()}"
+            time.sleep(0.05)
+        return text
+
+    def end(self) -> int:
+        """Exit status after SIGTERM."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def monitor(api: ApiServer, tmp_path: Path) -> Iterator[Monitor]:
+    running = Monitor(api, tmp_path)
+    yield running
+    if running.process.poll() is None:
+        running.process.kill()
+        running.process.wait()
+
+
+def test_a_node_is_scraped_from_start_to_end(
+    api: ApiServer, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capped pod of the lab shows limit and use; it is gone one scrape after the API says so (B162)."""
+    for path in ("/healthz", "/readyz"):
+        assert monitor.get(path).status_code == 200
+    monkeypatch.setattr(made, "MOUNT", str(monitor.mount))
+    folder = monitor.mount / "containers" / f"{made.uid(1)}_main"
+    with RegionFile(folder / "usage.cache", Spec(slots=[Slot(context=106954752, data=3072 * MIB)])):
+        api.put(made.pod(1))
+        text = monitor.until("hami_vgpu_memory_used_bytes{")
+        whose = 'container="main",{}namespace="team",pod="pod-1"'
+        device = whose.format(f'device_uuid="{uuid()}",') + ',vdevice_index="0",zone="vGPU"'
+        one = whose.format("")
+        assert f"hami_vgpu_memory_limit_bytes{{{device}}} 4.348444672e+09" in text
+        assert f"hami_vgpu_memory_used_bytes{{{device}}} 3.328180224e+09" in text
+        assert f'kai_isolator_container_state{{{one},state="enforced"}} 1.0' in text
+        assert f"kai_isolator_limit_mismatch{{{one}}} 0.0" in text
+        assert "kai_isolator_pod_watch_up 1.0" in text
+        assert "kai_isolator_nvml_up 0.0" in text
+
+        api.delete(made.uid(1))
+        end = time.monotonic() + 10
+        while "hami_vgpu_memory_used_bytes{" in monitor.get("/metrics").text:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_monitor_ends_at_once(monitor: Monitor) -> None:
+    """SIGTERM ends the process within seconds, with exit status 0, also with a watch open."""
+    monitor.until("kai_isolator_pod_watch_up 1.0")
+    began = time.monotonic()
+
+    assert monitor.end() == 0, monitor.log()
+    assert time.monotonic() - began < 8
+    assert "Traceback" not in monitor.log()
+
+
+def test_start_says_what_is_on(monitor: Monitor) -> None:
+    """The first lines tell node, mount and which parts are on."""
+    log = monitor.log()
+
+    assert f"of node {NODE}" in log
+    assert "events on" in log
+    assert "host PIDs off" in log
+
+
+def test_formats_are_negotiated(monitor: Monitor) -> None:
+    """Prometheus gets OpenMetrics where it asks for it, everybody else the plain text format."""
+    plain = monitor.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain")
+
+    asked = monitor.get("/metrics", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert asked.headers["content-type"].startswith("application/openmetrics-text")
+    assert asked.text.endswith("# EOF\n")

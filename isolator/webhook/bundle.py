@@ -1,35 +1,19 @@
-"""The cluster's side of the certificates: the Secret, and caBundle in the webhook configuration.
-
-The one module of the webhook that imports `kubernetes`; imported only by modes that need it.
-"""
+"""The cluster's side of the certificates: the Secret, and caBundle in the webhook configuration."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import datetime as dt
-import json
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
-
-import urllib3
-from kubernetes import config
-from kubernetes.client.api.admissionregistration_v1_api import AdmissionregistrationV1Api
-from kubernetes.client.api.core_v1_api import CoreV1Api
-from kubernetes.client.api_client import ApiClient
-from kubernetes.client.configuration import Configuration
-from kubernetes.client.exceptions import ApiException
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from isolator.errors import UnavailableError
 from isolator.webhook import certs
 
 log = logging.getLogger(__name__)
 
-TIMEOUT: Final = (3.0, 5.0)
-"""Seconds to connect and to wait for an answer."""
 ATTEMPTS: Final = 4
 _RACES: Final = (409, 422)
 """Somebody else was quicker: a conflict, or a `test` of ours that no longer holds."""
@@ -43,78 +27,26 @@ class ApiError(UnavailableError):
         self.status = status
 
 
-def _explain(error: ApiException, verb: str, what: str) -> str:
-    match error.status:
-        case 401:
-            return f"cannot {verb} {what}: the API server does not accept the service account's token"
-        case 403:
-            return f"not allowed to {verb} {what}: grant that to the webhook's service account (rbac.create)"
-        case 404:
-            return f"{what} does not exist"
-    return f"cannot {verb} {what}: the API server answered {error.status} {error.reason}"
+class Asking(Protocol):
+    """The API server (`kube.Api`)."""
 
-
-@contextmanager
-def _asking(verb: str, what: str) -> Iterator[None]:
-    try:
-        yield
-    except ApiException as error:
-        if not error.status:
-            raise ApiError(0, f"cannot {verb} {what}: {str(error.reason).splitlines()[-1]}") from error
-        raise ApiError(error.status, _explain(error, verb, what)) from error
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise ApiError(
-            0, f"cannot {verb} {what}: no answer from the API server ({type(error).__name__})"
-        ) from error
-    except ValueError as error:
-        raise ApiError(0, f"cannot {verb} {what}: the API server's answer is not JSON") from error
-
-
-class Clients(NamedTuple):
-    """The two parts of the API that are used; raw answers, because typed ones cost memory and say no more."""
-
-    core: CoreV1Api
-    admission: AdmissionregistrationV1Api
-
-
-def connect() -> Clients:
-    """Clients for the cluster this pod is in, or for the one that KUBECONFIG names.
-
-    Raises UnavailableError where there is neither.
-    """
-    options = Configuration()
-    try:
-        if os.environ.get("KUBECONFIG"):
-            config.load_kube_config(client_configuration=options)  # type: ignore[no-untyped-call]
-        else:
-            config.load_incluster_config(client_configuration=options)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError) as error:
-        raise UnavailableError(
-            f"no access to the API server ({error}): give the pod its service account's token"
-        ) from error
-    # The keeper tries again by itself; hidden retries would only stretch the timeouts.
-    options.retries = False
-    options.connection_pool_maxsize = 1
-    client = ApiClient(options)
-    return Clients(CoreV1Api(client), AdmissionregistrationV1Api(client))
+    def ask(self, verb: str, path: str, what: str, body: Any = None) -> dict[str, Any]:
+        """Gets, creates or patches. Raises ApiError."""
 
 
 class SecretStore:
     """The Secret that CA and serving pair are kept in."""
 
-    def __init__(self, core: Any, namespace: str, name: str, hosts: Sequence[str]) -> None:
-        self._core, self._namespace, self._name, self._hosts = core, namespace, name, hosts
+    def __init__(self, api: Asking, namespace: str, name: str, hosts: Sequence[str]) -> None:
+        self._api, self._name, self._hosts = api, name, hosts
+        self._path = f"/api/v1/namespaces/{namespace}/secrets"
         self._what = f"Secret {namespace}/{name}"
         self._served: dict[str, bytes] = {}
 
     def _read(self) -> tuple[dict[str, bytes], str] | None:
         """Data and resourceVersion; None where there is no such Secret."""
         try:
-            with _asking("get", self._what):
-                answer = self._core.read_namespaced_secret(
-                    self._name, self._namespace, _preload_content=False, _request_timeout=TIMEOUT
-                )
-                secret = json.loads(answer.data)
+            secret = self._api.ask("get", f"{self._path}/{self._name}", self._what)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -131,24 +63,18 @@ class SecretStore:
         """Creates the Secret, or puts `data` into the one whose resourceVersion is still `version`."""
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         if version is None:
-            body: dict[str, Any] = {
+            body = {
                 "apiVersion": "v1",
                 "kind": "Secret",
                 "metadata": {"name": self._name},
                 "type": "kubernetes.io/tls",
                 "data": encoded,
             }
-            with _asking("create", self._what):
-                self._core.create_namespaced_secret(
-                    self._namespace, body, _preload_content=False, _request_timeout=TIMEOUT
-                )
+            self._api.ask("create", self._path, self._what, body)
             return
         # A patch leaves labels, annotations and other keys to whoever rendered the Secret.
         body = {"metadata": {"resourceVersion": version}, "data": encoded}
-        with _asking("patch", self._what):
-            self._core.patch_namespaced_secret(
-                self._name, self._namespace, body, _preload_content=False, _request_timeout=TIMEOUT
-            )
+        self._api.ask("patch", f"{self._path}/{self._name}", self._what, body)
 
     def read(self) -> dict[str, bytes]:
         """The Secret's data, made or mended where they cannot be served.
@@ -199,28 +125,22 @@ def bundle_patch(configuration: Mapping[str, Any], pem: bytes) -> list[dict[str,
 class BundleWriter:
     """Keeps caBundle of one MutatingWebhookConfiguration."""
 
-    def __init__(self, admission: Any, name: str) -> None:
-        self._admission, self._name = admission, name
+    def __init__(self, api: Asking, name: str) -> None:
+        self._api = api
+        self._path = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{name}"
         self._what = f"MutatingWebhookConfiguration {name}"
 
     def ensure(self, pem: bytes) -> bool:
         """Sets caBundle to `pem` where it is not; says whether something had to be set. Raises ApiError."""
         for _ in range(ATTEMPTS):
-            with _asking("get", self._what):
-                answer = self._admission.read_mutating_webhook_configuration(
-                    self._name, _preload_content=False, _request_timeout=TIMEOUT
-                )
-                found = json.loads(answer.data)
+            found = self._api.ask("get", self._path, self._what)
             if not found.get("webhooks"):
                 raise ApiError(404, f"{self._what} has no webhooks: install the chart's")
             operations = bundle_patch(found, pem)
             if not operations:
                 return False
             try:
-                with _asking("patch", self._what):
-                    self._admission.patch_mutating_webhook_configuration(
-                        self._name, operations, _preload_content=False, _request_timeout=TIMEOUT
-                    )
+                self._api.ask("patch", self._path, self._what, operations)
             except ApiError as error:
                 if error.status not in _RACES:
                     raise

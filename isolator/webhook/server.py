@@ -22,6 +22,7 @@ from isolator import logs, names
 from isolator.errors import UsageError
 from isolator.webhook import certs
 from isolator.webhook.app import create_app
+from isolator.webhook.bundle import BundleWriter, SecretStore
 from isolator.webhook.health import Health
 from isolator.webhook.keeper import Assemble, Bundle, Directory, Keeper, Source
 from isolator.webhook.metrics import Metrics
@@ -162,14 +163,14 @@ def assembly(settings: Settings) -> Assemble:
         files = Directory(Path(settings.tls_directory), with_ca=settings.set_ca_bundle)
         if not builtin and not settings.set_ca_bundle:
             return files, None
-        from isolator.webhook.bundle import BundleWriter, SecretStore, connect
+        from isolator.webhook.kube import connect  # loads `kubernetes`, which some modes never need
 
-        clients = connect()
+        api = connect()
         hosts = certs.service_names(settings.service, settings.namespace)
-        writer = BundleWriter(clients.admission, settings.configuration) if settings.set_ca_bundle else None
+        writer = BundleWriter(api, settings.configuration) if settings.set_ca_bundle else None
         if not builtin:
             return files, writer
-        return SecretStore(clients.core, settings.namespace, settings.secret, hosts), writer
+        return SecretStore(api, settings.namespace, settings.secret, hosts), writer
 
     return assemble
 

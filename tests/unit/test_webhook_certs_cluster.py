@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import urllib3
 from webhookkit import HOSTS, FakeApi, configuration, material, until
 
+from isolator.errors import UnavailableError
 from isolator.webhook import certs
 from isolator.webhook.bundle import ApiError, BundleWriter, SecretStore
 from isolator.webhook.health import Health
 from isolator.webhook.keeper import Keeper
+from isolator.webhook.kube import connect
 from isolator.webhook.metrics import Metrics
 from isolator.webhook.tls import ReloadingContext
 
@@ -19,13 +23,13 @@ NAMES = ("vgpu.example", "second.example")
 
 
 def store(api: FakeApi) -> SecretStore:
-    return SecretStore(api, "test", "tls", HOSTS)
+    return SecretStore(api.api(), "test", "tls", HOSTS)
 
 
 def keeper(api: FakeApi, health: Health, metrics: Metrics | None = None, interval: float = 0.02) -> Keeper:
     pair = certs.issue_ca(certs.dt.datetime.now(certs.dt.UTC))
     context = ReloadingContext(pair.certificate_pem(), pair.key_pem())
-    parts = (store(api), BundleWriter(api, "c"))
+    parts = (store(api), BundleWriter(api.api(), "c"))
     return Keeper(lambda: parts, context, health, metrics or Metrics(), interval)
 
 
@@ -44,7 +48,7 @@ def test_leaves_a_good_secret_alone() -> None:
     api.put_secret({**material(HOSTS), "note": b"mine"})
     secrets = store(api)
     assert secrets.read() == secrets.read() == {key: api.secret_data()[key] for key in certs.DATA}
-    assert set(api.calls) == {"read_secret"}
+    assert set(api.calls) == {"get secret"}
 
 
 def test_two_replicas_that_create_at_once_serve_the_same_ca() -> None:
@@ -58,7 +62,7 @@ def test_two_replicas_that_create_at_once_serve_the_same_ca() -> None:
 
     api.before = other_was_first
     assert store(api).read() == winners[0]
-    assert api.calls.count("create_secret") == 2
+    assert api.calls.count("post secret") == 2
 
 
 def test_fills_in_an_empty_secret_and_keeps_its_labels() -> None:
@@ -123,12 +127,12 @@ def test_takes_over_what_another_replica_wrote() -> None:
 def test_sets_ca_bundle_on_each_webhook_and_again_when_wiped() -> None:
     """Each entry gets the bundle, and again when somebody wipes or changes it; else nothing is written."""
     api = FakeApi(configuration=configuration(*NAMES))
-    writer = BundleWriter(api, "c")
+    writer = BundleWriter(api.api(), "c")
     pem = material()[certs.CA]
     assert writer.ensure(pem) is True
     assert api.bundles() == [pem, pem]
     assert writer.ensure(pem) is False
-    assert api.calls.count("patch_configuration") == 1
+    assert api.calls.count("patch configuration") == 1
     assert api.configuration is not None
     del api.configuration["webhooks"][1]["clientConfig"]["caBundle"]
     api.configuration["webhooks"][0]["clientConfig"]["caBundle"] = "Cg=="
@@ -145,25 +149,25 @@ def test_never_writes_into_an_entry_that_moved() -> None:
         api.configuration = configuration("inserted.example", *NAMES)
 
     api.before = moved
-    assert BundleWriter(api, "c").ensure(b"pem")
+    assert BundleWriter(api.api(), "c").ensure(b"pem")
     assert api.bundles() == [b"pem"] * 3
-    assert api.calls.count("patch_configuration") == 2
+    assert api.calls.count("patch configuration") == 2
 
 
 @pytest.mark.parametrize(
     ("call", "status", "said"),
     [
         (
-            "read_secret",
+            "get secret",
             403,
             "not allowed to get Secret test/tls: grant that to the webhook's service account",
         ),
-        ("create_secret", 403, "not allowed to create Secret test/tls"),
-        ("read_secret", 401, "does not accept the service account's token"),
-        ("read_secret", 500, "answered 500"),
-        ("read_configuration", 404, "MutatingWebhookConfiguration c does not exist"),
-        ("read_configuration", 403, "not allowed to get MutatingWebhookConfiguration c"),
-        ("patch_configuration", 403, "not allowed to patch MutatingWebhookConfiguration c"),
+        ("post secret", 403, "not allowed to create Secret test/tls"),
+        ("get secret", 401, "does not accept the service account's token"),
+        ("get secret", 500, "answered 500"),
+        ("get configuration", 404, "MutatingWebhookConfiguration c does not exist"),
+        ("get configuration", 403, "not allowed to get MutatingWebhookConfiguration c"),
+        ("patch configuration", 403, "not allowed to patch MutatingWebhookConfiguration c"),
     ],
 )
 def test_says_once_what_is_missing_and_recovers(
@@ -199,7 +203,7 @@ def test_stays_ready_while_the_api_server_is_away() -> None:
     def gone(*_: object, **__: object) -> None:
         raise urllib3.exceptions.ConnectTimeoutError("no route")
 
-    api.read_namespaced_secret = gone  # type: ignore[assignment, method-assign]
+    api.request = gone  # type: ignore[assignment, method-assign]
     assert not work.round()
     assert health.problem is None
 
@@ -210,14 +214,14 @@ def test_outlives_a_surprise(caplog: pytest.LogCaptureFixture) -> None:
     broken = iter([RuntimeError("surprise")])
     health = Health()
     work = keeper(api, health)
-    real = api.read_namespaced_secret
+    real = api.request
 
     def once(*arguments: object, **options: object) -> object:
         for error in broken:
             raise error
         return real(*arguments, **options)  # type: ignore[arg-type]
 
-    api.read_namespaced_secret = once  # type: ignore[assignment, method-assign]
+    api.request = once  # type: ignore[assignment, method-assign]
     assert not work.round()
     assert "unexpected RuntimeError" in str(health.problem)
     assert work.round()
@@ -227,4 +231,25 @@ def test_a_configuration_without_webhooks_is_not_ready() -> None:
     """A configuration that has no entry to carry the bundle is said so."""
     api = FakeApi(configuration={"metadata": {"name": "c"}})
     with pytest.raises(ApiError, match="has no webhooks"):
-        BundleWriter(api, "c").ensure(b"pem")
+        BundleWriter(api.api(), "c").ensure(b"pem")
+
+
+def test_says_when_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Outside of a pod, or without a mounted service account token, one line says what is missing."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with pytest.raises(UnavailableError, match="give the pod its service account's token"):
+        connect()
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(UnavailableError, match="no access to the API server"):
+        connect()
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b""])
+def test_distrusts_what_is_no_object(answer: bytes) -> None:
+    """A proxy's page in place of an object is one line, and nothing is written."""
+    api = FakeApi()
+    page = SimpleNamespace(status=200, reason="OK", data=answer)
+    api.request = lambda *_, **__: page  # type: ignore[assignment, method-assign]
+    with pytest.raises(ApiError, match="the API server's answer is not"):
+        store(api).read()

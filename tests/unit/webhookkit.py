@@ -14,16 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
 import jsonpatch
 from fastapi import FastAPI
-from kubernetes.client.exceptions import ApiException
+from kubernetes.client.configuration import Configuration
 
 from isolator.webhook import certs
 from isolator.webhook.app import create_app
 from isolator.webhook.health import Health
+from isolator.webhook.kube import Api
 from isolator.webhook.metrics import Metrics
 from isolator.webhook.server import Server, listen
 from isolator.webhook.settings import load
@@ -149,18 +150,11 @@ def serving(app: FastAPI | None = None, health: Health | None = None, drain: flo
         assert not thread.is_alive()
 
 
-_REASONS = {403: "Forbidden", 404: "Not Found", 409: "Conflict"}
-
-
-def _refuse(status: int) -> NoReturn:
-    raise ApiException(status=status, reason=_REASONS.get(status, "Something"))
-
-
 @dataclass
 class FakeApi:
-    """The two kinds of objects at the boundary of the official client, with resourceVersions and refusals.
+    """An API server with one Secret and one configuration, at the transport of the official client.
 
-    `refuse` maps a call's name to a status; `before` is called with each write's name, to let others race.
+    `refuse` maps a call ("get secret") to a status; `before` is called with each write, to let others race.
     """
 
     secret: dict[str, Any] | None = None
@@ -170,69 +164,62 @@ class FakeApi:
     calls: list[str] = field(default_factory=list)
     _version: int = 100
 
-    def _begin(self, name: str, options: dict[str, Any]) -> None:
-        assert options["_request_timeout"] and options["_preload_content"] is False
-        self.calls.append(name)
-        if name in self.refuse:
-            _refuse(self.refuse[name])
+    def api(self) -> Api:
+        options = Configuration(host="https://api")
+        options.api_key["BearerToken"] = "bearer token"
+        return Api(options, self)
 
-    def _stamped(self, thing: dict[str, Any]) -> dict[str, Any]:
+    def request(
+        self, method: str, url: str, headers: dict[str, str], body: Any, _request_timeout: Any
+    ) -> SimpleNamespace:
+        assert _request_timeout and headers["authorization"] == "bearer token"
+        kind = "secret" if "/secrets" in url else "configuration"
+        base = {
+            "secret": "https://api/api/v1/namespaces/test/secrets",
+            "configuration": "https://api/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+        }[kind]
+        assert url == (base if method == "POST" else f"{base}/{'tls' if kind == 'secret' else 'c'}")
+        call = f"{method.lower()} {kind}"
+        self.calls.append(call)
+        if method != "GET":
+            self.before(call)
+        status = self.refuse.get(call) or self._do(method, kind, headers.get("Content-Type"), body)
+        found = getattr(self, kind) if status < 300 else {"kind": "Status"}
+        return SimpleNamespace(status=status, reason="Something", data=json.dumps(found).encode())
+
+    def _do(self, method: str, kind: str, content_type: str | None, body: Any) -> int:
+        found = getattr(self, kind)
+        if method == "POST":
+            if found is not None:
+                return 409
+            self._put(kind, body)
+        elif found is None:
+            return 404
+        elif content_type == "application/merge-patch+json":
+            version = body["metadata"].get("resourceVersion")
+            if version not in (None, found["metadata"]["resourceVersion"]):
+                return 409
+            self._put(kind, {**found, "data": {**(found.get("data") or {}), **body["data"]}})
+        elif content_type == "application/json-patch+json":
+            try:
+                self._put(kind, jsonpatch.apply_patch(found, body))
+            except jsonpatch.JsonPatchException:
+                return 422
+        return 200
+
+    def _put(self, kind: str, thing: dict[str, Any]) -> None:
         self._version += 1
-        thing["metadata"]["resourceVersion"] = str(self._version)
-        return thing
-
-    @staticmethod
-    def _answer(thing: dict[str, Any]) -> SimpleNamespace:
-        return SimpleNamespace(data=json.dumps(thing).encode())
+        stamped = copy.deepcopy(thing)
+        stamped["metadata"]["resourceVersion"] = str(self._version)
+        setattr(self, kind, stamped)
 
     def put_secret(self, data: dict[str, bytes], **metadata: Any) -> None:
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
-        self.secret = self._stamped({"metadata": {"name": "s", **metadata}, "data": encoded})
+        self._put("secret", {"metadata": {"name": "tls", **metadata}, "data": encoded})
 
     def secret_data(self) -> dict[str, bytes]:
         assert self.secret is not None
         return {key: base64.b64decode(value) for key, value in self.secret["data"].items()}
-
-    def read_namespaced_secret(self, name: str, namespace: str, **options: Any) -> SimpleNamespace:
-        self._begin("read_secret", options)
-        if self.secret is None:
-            _refuse(404)
-        return self._answer(self.secret)
-
-    def create_namespaced_secret(self, namespace: str, body: dict[str, Any], **options: Any) -> None:
-        self._begin("create_secret", options)
-        self.before("create_secret")
-        if self.secret is not None:
-            _refuse(409)
-        self.secret = self._stamped(copy.deepcopy(body))
-
-    def patch_namespaced_secret(
-        self, name: str, namespace: str, body: dict[str, Any], **options: Any
-    ) -> None:
-        self._begin("patch_secret", options)
-        self.before("patch_secret")
-        if self.secret is None:
-            _refuse(404)
-        if body["metadata"]["resourceVersion"] != self.secret["metadata"]["resourceVersion"]:
-            _refuse(409)
-        self.secret["data"] = {**(self.secret.get("data") or {}), **body["data"]}
-        self._stamped(self.secret)
-
-    def read_mutating_webhook_configuration(self, name: str, **options: Any) -> SimpleNamespace:
-        self._begin("read_configuration", options)
-        if self.configuration is None:
-            _refuse(404)
-        return self._answer(self.configuration)
-
-    def patch_mutating_webhook_configuration(
-        self, name: str, body: list[dict[str, Any]], **options: Any
-    ) -> None:
-        self._begin("patch_configuration", options)
-        self.before("patch_configuration")
-        try:
-            self.configuration = self._stamped(jsonpatch.apply_patch(self.configuration, body))
-        except jsonpatch.JsonPatchException:
-            _refuse(422)
 
     def bundles(self) -> list[bytes | None]:
         """caBundle of each webhook."""

@@ -17,9 +17,10 @@ from typing import IO, TypeVar
 
 T = TypeVar("T")
 
-UNSHARE = (
-    "unshare --mount --pid --net --ipc --uts --fork --kill-child --mount-proc --propagation private".split()
-)
+SPACES = "--mount --net --pid --ipc --uts --cgroup".split()
+UNSHARE = ["unshare", *SPACES, *"--fork --kill-child --mount-proc --propagation private".split()]
+# Joins the branches of the box: outside it they are its arguments, inside it they are mounted as the roots.
+_JOIN = 'for each in $0; do echo 0 >"$each/cgroup.procs" || exit 1; done; exec "$@"'
 # With SIGCHLD ignored the kernel reaps orphans (containerd's shims among them) by itself.
 _INIT = """
 import os, signal
@@ -82,6 +83,23 @@ def end(pid: int, sign: int = signal.SIGKILL) -> None:
         os.kill(pid, sign)
 
 
+def hierarchies() -> list[Path]:
+    """The cgroup hierarchies where each controller has its own; none where all are in one."""
+    return [path for path in sorted(Path("/sys/fs/cgroup").iterdir()) if path.is_mount()]
+
+
+def branch(hierarchy: Path, name: str) -> Path:
+    """A branch `a/b` of a hierarchy; a cpuset takes no process before it has values."""
+    made = hierarchy
+    for part in name.split("/"):
+        parent, made = made, made / part
+        made.mkdir(exist_ok=True)
+        for key in ("cpuset.cpus", "cpuset.mems"):
+            if (parent / key).exists() and (made / key).exists():
+                (made / key).write_text((parent / key).read_text())
+    return made
+
+
 class Program:
     """A running program of a box, with its log file."""
 
@@ -109,19 +127,34 @@ class Program:
                 self.parent.wait(10)
 
 
-class Box:
-    """One machine's namespaces. `on_start` is told the pid to kill, before anything else happens."""
+def _join(branches: str) -> list[str]:
+    """The start of a command line that runs in these cgroups."""
+    return ["sh", "-c", _JOIN, branches]
 
-    def __init__(self, name: str, logs: Path, on_start: Callable[[int], None]) -> None:
+
+class Box:
+    """One machine's namespaces. `on_start` is told the pid to kill, before anything else happens.
+
+    Everything inside belongs to the cgroup `<cgroup>/<name>`, which looks like the root from there.
+    """
+
+    def __init__(self, name: str, cgroup: str, logs: Path, on_start: Callable[[int], None]) -> None:
         self.name, self.logs = name, logs
         self.programs: list[Program] = []
+        branches = {path: branch(path, f"{cgroup}/{name}") for path in hierarchies()}
+        self.joined = " ".join(str(path) for path in branches)
         self.holder = subprocess.Popen(
-            [*UNSHARE, "python3", "-c", _INIT], stdin=subprocess.DEVNULL, cwd="/", start_new_session=True
+            [*_join(" ".join(map(str, branches.values()))), *UNSHARE, "python3", "-c", _INIT],
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
         )
         on_start(self.holder.pid)
         self.pid = child_of(self.holder.pid)
         wait_for(self._ready, 10, f"the namespaces of {name}", every=0.005)
-        self.run(["hostname", name])
+        binds = [f"mount --bind {made} {path}" for path, made in branches.items()]
+        command = ["sh", "-ec", "\n".join([*binds, f"hostname {name}"])]
+        sh("nsenter", "--target", str(self.pid), *SPACES, "--", *command)
 
     def _ready(self) -> bool:
         """The mounts are made before the first process becomes `sleep`."""
@@ -132,8 +165,8 @@ class Box:
 
     def enter(self, argv: Sequence[str | Path]) -> list[str]:
         """The command line that runs `argv` inside."""
-        spaces = ["--mount", "--net", "--pid", "--ipc", "--uts"]
-        return ["nsenter", "--target", str(self.pid), *spaces, "--", *(str(word) for word in argv)]
+        inside = [*_join(self.joined), *(str(word) for word in argv)]
+        return ["nsenter", "--target", str(self.pid), *SPACES, "--", *inside]
 
     def run(
         self,

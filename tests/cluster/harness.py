@@ -108,7 +108,7 @@ class Cluster(Verbs):
         wait_for(lambda: self.kubectl(*ready), timeout, "the default service account", every=0.3)
 
     def _box(self, name: str, address: str) -> Box:
-        box = Box(name, self.logs_folder, lambda pid: self._note(f"pid {pid} {started(pid)}"))
+        box = Box(name, self.at.bridge, self.logs_folder, lambda pid: self._note(f"pid {pid} {started(pid)}"))
         self._boxes.append(box)
         bridge.plug(self.at, box, address)
         return box

@@ -56,7 +56,6 @@ class Node:
         self.address = at.node(number)
         self.containerd: Program | None = None
         self.kubelet: Program | None = None
-        self.cgroup = f"/{at.bridge}/{self.name}"
 
     def prepare(self, pause: str) -> None:
         """Mounts and configuration files; the box is plugged in already."""
@@ -113,7 +112,6 @@ class Node:
             "failCgroupV1": False,
             "cgroupDriver": "cgroupfs",
             "cgroupsPerQOS": False,
-            "cgroupRoot": self.cgroup,
             "enforceNodeAllocatable": [],
             "failSwapOn": False,
             "makeIPTablesUtilChains": False,

@@ -113,6 +113,17 @@ class Verbs:
         chosen = [f"--container={container}"] if container else []
         return self.kubectl("exec", f"--namespace={namespace}", pod, *chosen, "--", *command)
 
+    def wait_exec(self, pod: str, *, namespace: str = "default", timeout: float = 30) -> None:
+        """Waits until a running pod takes commands; a kubelet that was just started learns of its pods anew."""
+
+        def taken() -> bool:
+            try:
+                return "ok" in self.exec_(pod, ["echo", "ok"], namespace=namespace)
+            except ClusterError:
+                return False
+
+        wait_for(taken, timeout, f"pod {namespace}/{pod} to take commands", every=0.3)
+
     def wait_pod(
         self, pod: str, phase: str = "Ready", *, namespace: str = "default", timeout: float = 60
     ) -> dict[str, Any]:

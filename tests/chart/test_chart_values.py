@@ -1,4 +1,4 @@
-"""The values: each documented and used, the schema closed, old ones accepted, bad ones refused in a sentence."""
+"""The values: each documented and used, the schema closed, bad ones refused in a sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULTS: dict[str, Any] = yaml.safe_load(TEXT)
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 DOCUMENTED = {value.path: value.default for value in values_doc.values(TEXT)}
 
-# Accepted, without effect: values of 1.0 and 1.1. NOTES names the ones in use.
+# Without effect on objects: values of 1.0 and 1.1, which NOTES names where used, and what steers NOTES.
 NO_OP = {
     "paths.hostInstallBase",
     "webhook.gpuShareResources",

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import socket
 import ssl
 import sys
@@ -59,7 +60,7 @@ def monitors():
         return f"monitor {host}: no pods (no node matches monitor.nodeSelector?)"
     for address in sorted(found):
         shown = f"[{address}]" if ":" in address else address
-        if "\nkai_isolator_up 1" not in ask(f"http://{shown}:{port}/metrics").replace("1.0", "1"):
+        if not re.search(r"^kai_isolator_up(\{.*\})? 1(\.0)?$", ask(f"http://{shown}:{port}/metrics"), re.M):
             raise ValueError(f"{address} serves no kai_isolator_up 1")
     return f"monitor {host}: {len(found)} answer"
 

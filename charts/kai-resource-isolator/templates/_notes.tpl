@@ -2,10 +2,12 @@
 {{- define "isolator.warnings" -}}
 {{- include "isolator.warnUnused" . -}}
 {{- include "isolator.warnPolicy" . -}}
+{{- if .Values.notes.lookAround -}}
 {{- include "isolator.warnNamespace" . -}}
 {{- include "isolator.warnKai" . -}}
 {{- include "isolator.warnNodes" . -}}
 {{- include "isolator.warnHami" . -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "isolator.warnUnused" -}}

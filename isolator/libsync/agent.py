@@ -72,7 +72,8 @@ class Agent:
         except IsolatorError as error:
             good, line = False, str(error)
         if line != self._said:
-            log.log(logging.INFO if good else logging.ERROR, "%s", line)
+            level = logging.ERROR if not good else logging.WARNING if self.status.problem else logging.INFO
+            log.log(level, "%s", line)
         self._said = line
         self._answer = (good, line)
         self._ended = time.monotonic()

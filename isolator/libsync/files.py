@@ -40,7 +40,10 @@ def explain(error: OSError, path: Path) -> str:
     if error.errno == errno.EROFS:
         return f"{path} is on a read-only file system: {ELSEWHERE}"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"{path} is not writable for uid {os.geteuid()} (or a security module refuses it): {ELSEWHERE}"
+        return (
+            f"{path} is not writable for uid {os.geteuid()}: libsync needs root with CHOWN, DAC_OVERRIDE and"
+            f" FOWNER (librarySync.securityContext); where a security module refuses it, {ELSEWHERE}"
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left at {path}: free disk space or inodes on the node; what is installed stays"
     if error.errno == errno.ELOOP:

@@ -209,9 +209,10 @@ def verify(site: Site) -> list[str]:
         if fault is not None:
             wrong.append(f"{site.path / name} is not as installed: it {fault}")
     with files.folder(names.CONTAINERS_DIRECTORY, site.fd) as opened:
-        mode = os.fstat(opened).st_mode & 0o7777
-        if mode != CONTAINERS_MODE:
-            wrong.append(f"{site.path / names.CONTAINERS_DIRECTORY} has mode {mode:o}")
+        found = os.fstat(opened)
+        if (found.st_mode & 0o7777, found.st_uid) != (CONTAINERS_MODE, os.geteuid()):
+            shown = site.path / names.CONTAINERS_DIRECTORY
+            wrong.append(f"{shown} has mode {found.st_mode & 0o7777:o} and belongs to uid {found.st_uid}")
     return wrong
 
 

@@ -117,7 +117,7 @@ def _drop(fd: int, name: str, found: os.stat_result) -> bool:
 
 
 def _level(fd: int, top: int, until: float, keep: Keep) -> tuple[int, int]:
-    """Empties one folder; a folder in it that is not empty moves up to `top`, so that no depth holds us.
+    """Empties one folder of files; a folder in it moves up to `top`, so that no depth holds us.
 
     Answers how many entries went and how many moved.
     """
@@ -127,16 +127,12 @@ def _level(fd: int, top: int, until: float, keep: Keep) -> tuple[int, int]:
             break
         if not stat.S_ISDIR(found.st_mode):
             removed += not keep(name, found) and _drop(fd, name, found)
-            continue
-        try:
-            os.rmdir(name, dir_fd=fd)
-            removed += 1
-        except OSError:
-            if fd != top:
-                with contextlib.suppress(OSError):
-                    aside = f"{files.TEMPORARY}{os.urandom(8).hex()}"
-                    os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=top)
-                    moved += 1
+        elif fd != top:
+            # No rmdir first: refused for a folder with a deep tree in it, it takes a millisecond.
+            with contextlib.suppress(OSError):
+                aside = f"{files.TEMPORARY}{os.urandom(8).hex()}"
+                os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=top)
+                moved += 1
     return removed, moved
 
 

@@ -78,11 +78,9 @@ class Node:
 def running(command: list[str], **more: object) -> Iterator[subprocess.Popen[str]]:
     """A child that is killed at the end, whatever happens."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    child = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
-    )  # type: ignore[call-overload]
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    with subprocess.Popen(command, env=env, text=True, **pipes) as child:  # type: ignore[call-overload]
+        try:
+            yield child
+        finally:
+            child.kill()

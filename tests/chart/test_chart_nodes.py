@@ -9,6 +9,8 @@ import pytest
 from charting import RELEASE, Object, env_of
 
 from isolator import __version__, names
+from isolator.libsync.uninstall import patch_of
+from isolator.monitor.settings import Settings
 
 LIBSYNC, MONITOR = f"{RELEASE}-libsync", f"{RELEASE}-monitor"
 ROOT_USER = {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0}
@@ -163,8 +165,13 @@ def test_uninstall_hook(render: Any) -> None:
             "resources": ["daemonsets"],
             "resourceNames": [LIBSYNC],
             "verbs": ["get", "patch"],
-        }
+        },
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
+    patch = patch_of(rendered.one("DaemonSet"))
+    assert patch is not None
+    (changed,) = patch["spec"]["template"]["spec"]["containers"]
+    assert changed["command"][:2] == ["isolator", "libsync"]
 
 
 def test_monitor_is_off_by_default(render: Any) -> None:
@@ -197,6 +204,9 @@ def test_monitor_settings(render: Any) -> None:
         "NVIDIA_DRIVER_CAPABILITIES": "utility",
         "LD_LIBRARY_PATH": "/opt/lib",
     }
+    prefix = "ISOLATOR_MONITOR_"
+    found = {item["name"].removeprefix(prefix) for item in container["env"] if prefix in item["name"]}
+    assert found == {name.upper() for name in Settings.model_fields}
     assert container["env"][0] == {
         "name": "ISOLATOR_MONITOR_NODE_NAME",
         "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
@@ -221,7 +231,7 @@ def test_monitor_may_read_pods_and_nodes(render: Any, events: bool) -> None:
     expected = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
-        {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
     ]
     assert rules == expected[: 3 if events else 2]
 

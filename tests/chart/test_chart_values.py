@@ -25,6 +25,7 @@ NO_OP = {
     "webhook.image",
     "librarySync.image",
     "tls.patch",
+    "notes.lookAround",
 }
 
 # A value other than the default where "one more" or "not" of it would not do, and what it needs beside it.

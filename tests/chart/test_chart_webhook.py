@@ -10,6 +10,8 @@ import pytest
 from charting import RELEASE, Object, Rendered, env_of
 
 from isolator import names
+from isolator.webhook.server import GRACE_SECONDS
+from isolator.webhook.settings import Settings
 
 WEBHOOK = f"{RELEASE}-webhook"
 IGNORED = {"key": names.LABEL_WEBHOOK, "operator": "NotIn", "values": [names.LABEL_WEBHOOK_IGNORE]}
@@ -125,9 +127,11 @@ def test_settings_reach_the_webhook(render: Any) -> None:
         "SERVICE": WEBHOOK,
         "NAMESPACE": RELEASE,
         "CONFIGURATION": names.WEBHOOK_CONFIGURATION,
+        "DRAIN_SECONDS": "5",
         "LOG_LEVEL": "info",
         "LOG_JSON": "false",
     }
+    assert set(settings) == {name.upper() for name in Settings.model_fields}
     assert container["command"] == ["isolator", "webhook"]
 
 
@@ -144,7 +148,8 @@ def test_replicas_survive_roll_outs_and_drains(render: Any) -> None:
     )
     assert spread["labelSelector"]["matchLabels"] == spec["selector"]["matchLabels"]
     (container,) = pod["containers"]
-    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] < pod["terminationGracePeriodSeconds"]
+    drain = float(env_of(container)["ISOLATOR_WEBHOOK_DRAIN_SECONDS"])
+    assert 0 < drain < pod["terminationGracePeriodSeconds"] - GRACE_SECONDS
     for probe, path in (("livenessProbe", names.HEALTH_PATH), ("readinessProbe", names.READY_PATH)):
         assert container[probe]["httpGet"] == {"path": path, "port": "https", "scheme": "HTTPS"}
 

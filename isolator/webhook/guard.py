@@ -26,13 +26,13 @@ def clean(path: str) -> str:
 
 
 def _places(container: Container) -> Iterator[tuple[str, str]]:
-    """(what, path) of everything of the tenant that is mounted into the container."""
+    """(volume or other source, path) of everything of the tenant that is mounted into the container."""
     for mount in container.mounts:
         if not is_ours(mount):
-            yield f"mount of volume {quote(mount['name'])}", mount["mountPath"]
+            yield mount["name"], mount["mountPath"]
     devices = as_objects(container.raw.get("volumeDevices"), f"{container.where}.volumeDevices", "devicePath")
     for device in devices:
-        yield "volume device", device["devicePath"]
+        yield "volumeDevices", device["devicePath"]
     # The kubelet mounts a writable file of the host there, after every other mount.
     message = as_text(
         container.raw.get("terminationMessagePath"), f"{container.where}.terminationMessagePath"
@@ -51,8 +51,8 @@ def denied_mount(container: Container, mount: str) -> str | None:
         at = clean(path)
         if at in _HOLDS_PRELOAD or _below(at, names.PRELOAD_FILE) or _below(at, mount):
             return (
-                f"container {quote(container.name)}: {what} at {quote(path, 80)} would hide the GPU memory"
-                " limit:"
+                f"container {quote(container.name)}: mount of {quote(what)} at {quote(path, 80)}"
+                " would hide the GPU memory limit:"
                 f" mount it neither at /, /etc, {names.PRELOAD_FILE} nor at {mount} or below"
             )
     return None
@@ -61,7 +61,8 @@ def denied_mount(container: Container, mount: str) -> str | None:
 def parent_mounts(container: Container, mount: str) -> list[str]:
     """A warning for each mount of the tenant that our folder would lie in."""
     return [
-        f"{what} at {quote(path)} holds {mount}: whoever writes there can break GPU memory limits of this pod"
+        f"mount of {quote(what)} at {quote(path)} holds {mount}:"
+        " whoever writes there can break this pod's GPU memory limit"
         for what, path in _places(container)
         if _below(mount, clean(path))
     ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import random
 from typing import Any
+from uuid import UUID
 
 import pytest
+from isolator._core import ffi, lib
 from kaimodel import PREFIX_KEY, Json, fraction_pod, kai, mutated, target_of, us
 
 from isolator import names
@@ -210,6 +214,13 @@ def test_forged_limit_is_no_limit(entry: Json) -> None:
     assert (verdict.action, verdict.reason, verdict.limit_configmap) == ("inject", Reason.NO_LIMIT, None)
     assert limit_volume(after)["downwardAPI"]["items"][0]["fieldRef"]["fieldPath"] == "metadata.uid"
     assert "CUDA will not start" in verdict.warnings[0]
+
+
+def test_pod_uid_is_never_a_limit() -> None:
+    """The library's parser refuses what stands in the limit file until KAI gave its word."""
+    for uid in (str(UUID(int=0)), *(str(UUID(bytes=random.Random(i).randbytes(16))) for i in range(500))):
+        text = uid.encode()
+        assert lib.vgpu_limit_parse(text, len(text), ffi.new("uint64_t *")) not in (0, -errno.ENODATA)
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def _on_target(view: Pod, target: Container, marks: kai.Marks, rule: Rule, notes
         notes.append(
             f"container {quote(target.name)} moved after KAI looked: its limit is read from the new place"
         )
-    notes += _advice(view, target, rule, second)
+    notes += _advice(view, target, rule)
     if second:
         message = (
             f"limit of container {quote(target.name)} from ConfigMap {quote(marks.configmap or '', 253)}"
@@ -186,7 +186,7 @@ def _on_target(view: Pod, target: Container, marks: kai.Marks, rule: Rule, notes
     return Verdict("inject", Reason.FIRST_PASS, where, None, _unique(notes), message)
 
 
-def _advice(view: Pod, target: Container, rule: Rule, second: bool) -> list[str]:
+def _advice(view: Pod, target: Container, rule: Rule) -> list[str]:
     return [
         *advice.on_annotations(view.annotations),
         *advice.on_target(target, view.annotations),
@@ -212,7 +212,7 @@ def _without_limit(view: Pod, target: Container, where: Target, rule: Rule, note
     message = (
         f"KAI set no GPU memory limit for container {quote(target.name)} (is its HAMi-core mode on?): {fate}"
     )
-    notes = [message, *notes, *_advice(view, target, rule, True)]
+    notes = [message, *notes, *_advice(view, target, rule)]
     return Verdict(action, Reason.NO_LIMIT, where, None, _unique(notes), message)
 
 

@@ -6,6 +6,7 @@ import base64
 import datetime
 import ipaddress
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from charting import RELEASE, Object, env_of
+from charting import RELEASE, ROOT, Object, env_of
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -101,19 +102,21 @@ def services(tmp_path: Path) -> Iterator[tuple[Service, Service]]:
         service.close()
 
 
-def run(render: Any, tmp_path: Path, webhook: Service, monitor: Service) -> subprocess.CompletedProcess[str]:
+def run(
+    render: Any, tmp_path: Path, webhook: str, monitor: str, patience: int = 0
+) -> subprocess.CompletedProcess[str]:
     pod = render("monitor.enabled=true").one("Pod", f"{RELEASE}-test")["spec"]
     (container,) = pod["containers"]
     assert container["command"][:2] == ["/opt/isolator/bin/python", "-c"]
-    env = {**env_of(container), "WEBHOOK": webhook.address, "MONITOR": monitor.address}
-    env |= {"CA": str(tmp_path / "tls.pem"), "PATIENCE": "0"}
+    env = {**env_of(container), "WEBHOOK": webhook, "MONITOR": monitor}
+    env |= {"CA": str(tmp_path / "tls.pem"), "PATIENCE": str(patience)}
     command = [sys.executable, "-c", container["command"][2]]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
 
 def test_passes_where_all_answer(render: Any, tmp_path: Path, services: tuple[Service, Service]) -> None:
     """The lab's pod is asked for over verified TLS, and each monitor for its metrics."""
-    done = run(render, tmp_path, *services)
+    done = run(render, tmp_path, *(service.address for service in services))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         f"webhook {services[0].address}: injects",
@@ -129,7 +132,7 @@ def test_fails_where_nothing_is_injected(
 ) -> None:
     """A webhook that answers without our library fails the test in one line."""
     services[0].patch = []
-    done = run(render, tmp_path, *services)
+    done = run(render, tmp_path, *(service.address for service in services))
     assert done.returncode == 1
     assert done.stderr.startswith("webhook: the pod was not injected")
     assert len(done.stderr.splitlines()) == 1
@@ -140,7 +143,7 @@ def test_fails_on_a_foreign_certificate(
 ) -> None:
     """A server whose certificate the CA did not sign is not believed."""
     certificate(tmp_path)
-    done = run(render, tmp_path, *services)
+    done = run(render, tmp_path, *(service.address for service in services))
     assert done.returncode == 1
     assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
 
@@ -150,6 +153,29 @@ def test_fails_where_a_monitor_is_not_up(
 ) -> None:
     """A monitor that says 0 fails the test, and the line names it."""
     services[1].metrics = "kai_isolator_up 0.0\n"
-    done = run(render, tmp_path, *services)
+    done = run(render, tmp_path, *(service.address for service in services))
     assert done.returncode == 1
     assert "127.0.0.1 serves no kai_isolator_up 1" in done.stderr
+
+
+def test_passes_with_the_real_webhook(render: Any, tmp_path: Path, services: tuple[Service, Service]) -> None:
+    """The product's own webhook, set up by the chart's own environment, injects the pod asked about."""
+    certificate(tmp_path)
+    pem = (tmp_path / "tls.pem").read_bytes()
+    for name in ("tls.crt", "tls.key", "ca.crt"):
+        (tmp_path / name).write_bytes(pem)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    rendered = render("tls.certManager.enabled=true")
+    env = env_of(rendered.pod("Deployment", f"{RELEASE}-webhook")["containers"][0])
+    env |= {"ISOLATOR_WEBHOOK_LISTEN": address, "ISOLATOR_WEBHOOK_TLS_DIRECTORY": str(tmp_path)}
+    env |= {"PYTHONPATH": str(ROOT), "ISOLATOR_WEBHOOK_DRAIN_SECONDS": "0"}
+    webhook = subprocess.Popen([sys.executable, "-m", "isolator.cli", "webhook"], env=env)
+    try:
+        done = run(render, tmp_path, address, services[1].address, patience=20)
+    finally:
+        webhook.terminate()
+        webhook.wait(timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"webhook {address}: injects")

@@ -6,6 +6,7 @@ import base64
 import binascii
 import datetime as dt
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -15,6 +16,8 @@ from isolator.webhook import certs
 log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 4
+CHECK: Final = 600.0
+"""Seconds after which data that did not change are judged again: certificates end by themselves."""
 _RACES: Final = (409, 422)
 """Somebody else was quicker: a conflict, or a `test` of ours that no longer holds."""
 
@@ -42,6 +45,7 @@ class SecretStore:
         self._path = f"/api/v1/namespaces/{namespace}/secrets"
         self._what = f"Secret {namespace}/{name}"
         self._served: dict[str, bytes] = {}
+        self._checked = 0.0
 
     def _read(self) -> tuple[dict[str, bytes], str] | None:
         """Data and resourceVersion; None where there is no such Secret."""
@@ -86,10 +90,16 @@ class SecretStore:
         for _ in range(ATTEMPTS):
             found = self._read()
             data, version = found or ({}, None)
+            if (
+                self._served
+                and self._served.items() <= data.items()
+                and time.monotonic() - self._checked < CHECK
+            ):
+                return self._served
             now = dt.datetime.now(dt.UTC)
             wrong = certs.fault(data, self._hosts, now) if found else "does not exist"
             if wrong is None:
-                self._served = {key: data[key] for key in certs.DATA}
+                self._served, self._checked = {key: data[key] for key in certs.DATA}, time.monotonic()
                 return self._served
             if certs.fault(self._served, self._hosts, now) is None:
                 wanted = self._served

@@ -144,7 +144,7 @@ def serving(app: FastAPI | None = None, health: Health | None = None, drain: flo
         until(lambda: server.started)
         yield Served(bound.getsockname()[1], context, health, server, data)
     finally:
-        server.should_exit = True
+        server.handle_exit(0, None)
         thread.join(15)
         bound.close()
         assert not thread.is_alive()

@@ -25,7 +25,7 @@ def create_app(registry: CollectorRegistry) -> FastAPI:
     def metrics(accept: Annotated[str, Header()] = "") -> Response:
         try:
             encode, content_type = choose_encoder(accept)
-        except ValueError:  # a version that is none
+        except (TypeError, ValueError):  # the client names a version that is none
             encode, content_type = choose_encoder("")
         return Response(encode(registry), headers={"Content-Type": content_type})
 

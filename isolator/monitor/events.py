@@ -27,7 +27,7 @@ RENEW: Final = 3600.0
 RETRY: Final = 60.0
 MOST_AT_ONCE: Final = 10
 """Events of one pass (one every 15 s): a node whose pods are all uncapped does not flood the API."""
-_TIMEOUT: Final = (5.0, 10.0)
+_ANSWER_S: Final = 10.0
 _COMPONENT: Final = f"{names.RELEASE}-monitor"
 _NAME: Final = 200
 
@@ -104,9 +104,9 @@ class _Sent:
 
 
 class Reporter:
-    """Sends findings as Events by `api`, a CoreV1Api."""
+    """Sends findings as Events."""
 
-    def __init__(self, api: Any, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, api: kube.Api, node: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._node, self._clock = api, node, clock
         self._sent: dict[tuple[str, Reason], _Sent] = {}
         self._said = ""
@@ -138,17 +138,15 @@ class Reporter:
             if said != self._said:
                 log.warning("Events cannot be sent, tried again every %.0f s: %s", RETRY, said)
             self._said = said
-            return isinstance(error, kube.ApiException) and error.status == 404  # the namespace is gone
+            return isinstance(error, kube.ApiError) and error.status == 404  # the namespace is gone
         self._said = ""
         return True
 
     def _make(self, finding: Finding, sent: _Sent) -> None:
         try:
-            self._api.create_namespaced_event(
-                finding.namespace, _event(finding, self._node), _request_timeout=_TIMEOUT
-            )
+            self._api.ask(_path(finding), method="POST", body=_event(finding, self._node), read=_ANSWER_S)
             sent.count = 1
-        except kube.ApiException as error:
+        except kube.ApiError as error:
             if error.status != 409:
                 raise
             self._renew(finding, sent)  # an earlier run of the monitor made it
@@ -159,10 +157,14 @@ class Reporter:
         if sent.count:
             change["count"] = sent.count + 1
         try:
-            self._api.patch_namespaced_event(
-                _name(finding), finding.namespace, change, _request_timeout=_TIMEOUT
+            self._api.ask(
+                f"{_path(finding)}/{_name(finding)}",
+                method="PATCH",
+                body=change,
+                content_type="application/merge-patch+json",
+                read=_ANSWER_S,
             )
-        except kube.ApiException as error:
+        except kube.ApiError as error:
             if error.status == 404:
                 return False
             raise
@@ -172,6 +174,10 @@ class Reporter:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _path(finding: Finding) -> str:
+    return f"/api/v1/namespaces/{finding.namespace}/events"
 
 
 def _name(finding: Finding) -> str:

@@ -11,8 +11,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 import urllib3
 
@@ -22,9 +23,7 @@ from isolator.monitor.model import PodView
 
 log = logging.getLogger(__name__)
 
-_CONNECT: Final = 5.0
-_ANSWER: Final = 30.0
-"""Seconds that a list or a node may take."""
+_PODS: Final = "/api/v1/pods"
 _SILENCE: Final = 90.0
 """Seconds without a line after which a watch is opened anew; bookmarks come every minute."""
 _WATCH: Final = 300
@@ -32,11 +31,8 @@ _WAIT_MIN: Final = 0.5
 _WAIT_MAX: Final = 30.0
 _LINE: Final = 8 << 20
 _GONE: Final = 410
+"""HTTP status of a version whose later changes the server no longer has: list again."""
 _NODE_EVERY: Final = 30.0
-
-
-class _GoneError(Exception):
-    """The server no longer has the changes since our version: list again."""
 
 
 class PodWatch:
@@ -44,7 +40,7 @@ class PodWatch:
 
     def __init__(
         self,
-        api: Any,
+        api: kube.Api,
         node: str,
         mount: str,
         resync: float = 300.0,
@@ -105,13 +101,12 @@ class PodWatch:
                 self._step()
                 failures = 0
                 continue
-            except _GoneError:
-                self._version, self._next_list = None, 0.0
-                failures += 1
-                if failures == 1:
-                    continue
             except kube.FAILURES as error:
                 failures += 1
+                if isinstance(error, kube.ApiError) and error.status == _GONE:
+                    self._version, self._next_list = None, 0.0
+                    if failures == 1:
+                        continue
                 self._down(error)
             except Exception:  # the thread must outlive whatever a server may send
                 failures += 1
@@ -147,28 +142,11 @@ class PodWatch:
             log.info("pod watch of node %s is up again", self._node)
         self.up, self._said = True, ""
 
-    def _call(self, call: Callable[..., Any], read: float, **arguments: Any) -> Any:
-        """One raw answer; the client raises for anything but 2xx."""
-        try:
-            return call(_preload_content=False, _request_timeout=(_CONNECT, read), **arguments)
-        except kube.ApiException as error:
-            if error.status == _GONE:
-                raise _GoneError from error
-            raise
-
     def _list(self) -> None:
         # From the server's cache, but no older than what we have; after any refusal, from the source.
         version, self._version = self._version, None
-        answer = self._call(
-            self._api.list_pod_for_all_namespaces,
-            _ANSWER,
-            field_selector=f"spec.nodeName={self._node}",
-            **({"resource_version": version} if version else {}),
-        )
-        try:
-            found = json.loads(answer.data)
-        finally:
-            answer.release_conn()
+        query = {"fieldSelector": f"spec.nodeName={self._node}"}
+        found = self._api.ask(_PODS, query | ({"resourceVersion": version} if version else {}))
         self._table.replace(view for item in found.get("items") or () if (view := self._view(item)))
         self._version = found["metadata"]["resourceVersion"]
         if self._table.dropped:
@@ -185,15 +163,14 @@ class PodWatch:
 
     def _follow(self, seconds: int) -> None:
         """One watch; it ends by the server's clock, by silence, or with an error."""
-        self._stream = self._call(
-            self._api.list_pod_for_all_namespaces,
-            self._silence,
-            field_selector=f"spec.nodeName={self._node}",
-            resource_version=self._version,
-            watch=True,
-            allow_watch_bookmarks=True,
-            timeout_seconds=seconds,
-        )
+        query = {
+            "fieldSelector": f"spec.nodeName={self._node}",
+            "resourceVersion": self._version or "",
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+        }
+        self._stream = self._api.open(_PODS, query, read=self._silence)
         self._alive()
         try:
             for line in _lines(self._stream):
@@ -209,9 +186,7 @@ class PodWatch:
     def _take(self, event: Mapping[str, Any]) -> None:
         kind, item = event.get("type"), event.get("object") or {}
         if kind == "ERROR":
-            if item.get("code") == _GONE:
-                raise _GoneError
-            raise ValueError(f"watch error {item.get('code')} {item.get('reason')}")
+            raise kube.ApiError(int(item.get("code") or 0), str(item.get("reason"))[:80])
         meta = item.get("metadata") or {}
         if kind in ("ADDED", "MODIFIED"):
             if view := self._view(item):
@@ -223,12 +198,9 @@ class PodWatch:
     def _read_node(self) -> None:
         """The node's label; a refusal is said once and does not end the watch of the pods."""
         try:
-            answer = self._call(self._api.read_node, _ANSWER, name=self._node)
-            try:
-                labels = json.loads(answer.data)["metadata"].get("labels") or {}
-            finally:
-                answer.release_conn()
-        except (*kube.FAILURES, _GoneError, KeyError, AttributeError) as error:
+            node = self._api.ask(f"/api/v1/nodes/{quote(self._node, safe='')}")
+            labels = node["metadata"].get("labels") or {}
+        except (*kube.FAILURES, KeyError, AttributeError) as error:
             said = kube.reason(error)
             if said != self._said_node:
                 log.warning(

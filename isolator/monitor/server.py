@@ -92,7 +92,7 @@ def run() -> int:
     """
     given = settings.load()
     logs.setup(given.log_level, given.log_json)
-    api = kube.core_api()
+    api = kube.Api()
     watch = PodWatch(api, given.node_name, given.mount, given.resync_interval)
     nvml = Nvml(max(_NVML_MIN_S, given.update_interval))
     composer = Composer(

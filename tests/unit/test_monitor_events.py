@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def reporter(api: ApiServer, clock: Clock) -> Reporter:
-    return Reporter(kube.core_api(api.configuration()), NODE, clock)
+    return Reporter(kube.Api(api.configuration()), NODE, clock)
 
 
 def _verdict(pod: str = "p", state: State = State.UNCAPPED, **given: Any) -> Verdict:
@@ -123,7 +123,7 @@ def test_event_that_the_server_forgot_is_made_again(api: ApiServer, reporter: Re
 def test_restarted_monitor_renews_the_event_it_finds(api: ApiServer, reporter: Reporter) -> None:
     """A second reporter makes no second Event of the same finding."""
     reporter.report(_snapshot(_verdict()))
-    Reporter(kube.core_api(api.configuration()), NODE).report(_snapshot(_verdict()))
+    Reporter(kube.Api(api.configuration()), NODE).report(_snapshot(_verdict()))
 
     assert len(api.events) == 1
     assert [method for method, _, _ in api.requests] == ["POST", "POST", "PATCH"]

@@ -37,7 +37,7 @@ def start(api: ApiServer) -> Iterator[Start]:
     started: list[PodWatch] = []
 
     def make(resync: float = 300.0, silence: float = 30.0) -> PodWatch:
-        core = kube.core_api(api.configuration())
+        core = kube.Api(api.configuration())
         watch = PodWatch(core, NODE, made.MOUNT, resync, wait_min=0.02, silence=silence)
         watch.start()
         started.append(watch)
@@ -193,7 +193,7 @@ def test_rubbish_on_the_watch_does_not_end_it(api: ApiServer, start: Start, line
 
 def test_refused_node_does_not_end_the_watch(api: ApiServer, start: Start) -> None:
     """Without the right to read the node the pods are followed all the same, and no label is known."""
-    core = kube.core_api(api.configuration())
+    core = kube.Api(api.configuration())
     watch = PodWatch(core, "other-node", made.MOUNT)
     watch.refresh_node()
 

@@ -81,7 +81,7 @@ def test_missing_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
 
     with pytest.raises(UnavailableError, match="set KUBECONFIG") as raised:
-        kube.core_api()
+        kube.Api()
     assert "\n" not in str(raised.value)
 
 

@@ -102,7 +102,7 @@ def test_what_is_not_a_regular_file_is_never_opened(tmp_path: Path) -> None:
         assert _why(tmp_path / "folder") is Why.NOT_REGULAR
         with pytest.raises(OSError, match="symbolic links"):
             region.read(tmp_path / "link")
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_writer_killed_while_it_wrote_does_not_hide_its_bytes(tmp_path: Path) 
     with RegionFile(tmp_path / "f", Spec(ours=False, slots=[Slot(seqlock=5, data=MIB)])) as file:
         start = time.monotonic()
         assert region.read(file.path).devices[0].data == MIB
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
 
 
 def test_a_file_cut_while_it_is_read_is_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +174,27 @@ def test_a_file_cut_while_it_is_read_is_changing(tmp_path: Path, monkeypatch: py
 
 def test_a_slow_file_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant that makes each look at its locks slow costs a scan its budget and no more."""
+    looks = 0
+
+    def slow(descriptor: int, slot: int) -> bool:
+        nonlocal looks
+        looks += 1
+        end = time.thread_time() + 0.005
+        while time.thread_time() < end:
+            pass
+        return True
+
     with RegionFile(tmp_path / "f", Spec(slots=[Slot(pid=i + 1) for i in range(200)])) as file:
-        monkeypatch.setattr(region, "_locked", lambda descriptor, slot: not time.sleep(0.005))
-        start = time.monotonic()
+        monkeypatch.setattr(region, "_locked", slow)
         assert _why(file.path) is Why.SLOW
-    assert time.monotonic() - start < 0.5
+    assert 1 < looks < 10
+
+
+def test_waiting_does_not_make_a_file_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor that is kept from running reads its files all the same."""
+    with RegionFile(tmp_path / "f", Spec(slots=[Slot(pid=i + 1) for i in range(3)])) as file:
+        monkeypatch.setattr(region, "_locked", lambda descriptor, slot: not time.sleep(0.05))
+        assert len(region.read(file.path).processes) == 3
 
 
 @pytest.mark.parametrize("seed", range(8))

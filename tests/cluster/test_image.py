@@ -29,21 +29,26 @@ class Image:
 
     def run(self, command: Sequence[str], user: str = USER, **env: str) -> subprocess.CompletedProcess[str]:
         """A finished command in the root, as containerd would start it but for cgroups and devices."""
-        given = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-        given |= dict(pair.partition("=")[::2] for pair in self.config["config"]["Env"])
+        pairs = [*self.config["config"]["Env"], *(f"{key}={value}" for key, value in env.items())]
         mounts = (
             'mount -t proc proc "$1/proc" && mount --bind /dev "$1/dev" && mount -t tmpfs shm "$1/dev/shm"'
         )
         setup = f'{mounts} && exec chroot --userspec="$2" "$1" "${{@:3}}"'
         spaces = ["unshare", "--mount", "--pid", "--fork", "--net", "--ipc"]
-        words = [*spaces, "bash", "-c", setup, "run", str(self.root), user, *command]
-        return subprocess.run(
-            words,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"} | given,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        words = [
+            *spaces,
+            "bash",
+            "-c",
+            setup,
+            "run",
+            str(self.root),
+            user,
+            "/usr/bin/env",
+            "-i",
+            *pairs,
+            *command,
+        ]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
 def unpacked(build: Build, folder: Path) -> Image:

@@ -22,6 +22,24 @@ static result (*set_current)(void *);
 static result (*allocate)(address *, size_t);
 static result (*error_string)(result, const char **);
 
+#ifdef LINKED
+/* Linked with the simulator: a static program that loads nothing, so nothing can be preloaded. */
+result cuInit(unsigned);
+result cuDeviceGet(int *, int);
+result cuDevicePrimaryCtxRetain(void **, int);
+result cuCtxSetCurrent(void *);
+result cuMemAlloc_v2(address *, size_t);
+result cuGetErrorString(result, const char **);
+
+static void load(void) {
+    init = cuInit;
+    device_get = cuDeviceGet;
+    retain = cuDevicePrimaryCtxRetain;
+    set_current = cuCtxSetCurrent;
+    allocate = cuMemAlloc_v2;
+    error_string = cuGetErrorString;
+}
+#else
 static void *find(void *driver, const char *name) {
     void *found = dlsym(driver, name);
     if (!found) {
@@ -44,6 +62,7 @@ static void load(void) {
     *(void **)&allocate = find(driver, "cuMemAlloc_v2");
     *(void **)&error_string = find(driver, "cuGetErrorString");
 }
+#endif
 
 static const char *text(result code) {
     const char *said = NULL;

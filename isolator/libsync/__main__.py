@@ -41,24 +41,23 @@ def _seconds(text: str) -> float:
 
 def _clean(text: str) -> Path:
     # Not resolved: what is a link on the node is ours to refuse, not to follow.
-    if (
-        not text.startswith("/")
-        or os.path.normpath(text) != text
-        or any(c.isspace() or c == ":" for c in text)
-    ):
+    # The loader splits the preload file's text at white space and colons.
+    split = any(letter.isspace() or letter == ":" for letter in text)
+    if text in ("/", "") or text[0] != "/" or text[1] == "/" or os.path.normpath(text) != text or split:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not an absolute path without '..', '//', a final '/', white space or ':'"
+            f"{text!r} is not an absolute path below / without '..', '//', a final '/', white space or ':'"
         )
     return Path(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The options of the installer."""
+    made = argparse.ArgumentParser(
         prog="isolator libsync",
         description="Keep this node installed: library, preload file, cache folders.",
         epilog="isolator libsync uninstall --help: take the installation off all nodes.",
     )
-    add = parser.add_argument
+    add = made.add_argument
     add("--mount", type=_clean, default=Path(DEFAULT_VGPU_MOUNT), help="folder on the node (%(default)s)")
     add("--preload", type=Path, help=f"refuse unless this file says what <mount>/{PRELOAD_KEY} will")
     add("--library", default="auto", help="library to install; auto: the image's, of the node's architecture")
@@ -67,15 +66,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", type=_address, default=("", LIBSYNC_PORT), help=f"probes: [host]:port (:{LIBSYNC_PORT})")
     add("--once", action="store_true", help="one pass; exit status 0: installed and verified, 1: a problem")
     add("--remove", action="store_true", help="take the installation off where no injected pod is left")
-    logging_options(parser)
-    return parser
+    _logging(made)
+    return made
 
 
-def logging_options(parser: argparse.ArgumentParser) -> None:
+def _logging(made: argparse.ArgumentParser) -> None:
     """The two options that both verbs have."""
     levels = ("debug", "info", "warning", "error")
-    parser.add_argument("--log-level", type=str.lower, choices=levels, default="info")
-    parser.add_argument("--log-json", action="store_true", help="one JSON object a line")
+    made.add_argument("--log-level", type=str.lower, choices=levels, default="info")
+    made.add_argument("--log-json", action="store_true", help="one JSON object a line")
 
 
 def _stop(number: int, frame: object) -> NoReturn:
@@ -89,7 +88,7 @@ def main(arguments: list[str]) -> int:
         from isolator.libsync import uninstall
 
         return uninstall.main(arguments[1:])
-    asked = _parser().parse_args(arguments)
+    asked = parser().parse_args(arguments)
     logs.setup(asked.log_level, asked.log_json)
     agent = Agent(
         Options(

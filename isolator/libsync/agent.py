@@ -131,7 +131,9 @@ class Agent:
         started, verified = before.get("agent_started"), before.get("verified_at")
         if not (isinstance(started, float) and isinstance(verified, float) and before.get("ready")):
             return False
-        return started > self.status.agent_started and time.time() - verified < 3 * self.options.interval
+        # A clock that was set back must not leave the node to a process that ended long ago.
+        fresh = -5 < time.time() - verified < 3 * self.options.interval
+        return fresh and started > self.status.agent_started
 
     def _note(self, site: install.Site, outcome: install.Outcome, before: dict[str, object]) -> None:
         known = self._whole or (

@@ -30,6 +30,9 @@ REMOVE: Final = "--remove"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 POLL: Final = 1.0
 LARGEST: Final = 8 << 20
+TELLING: Final = 20.0
+"""Seconds in all for asking the installers; who did not answer by then has a log."""
+NO_PROXY: Final = urllib.request.ProxyHandler({})
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,8 @@ class Api:
         authority = self.account / "ca.crt"
         trust = ssl.create_default_context(cafile=str(authority) if authority.is_file() else None)
         try:
-            with urllib.request.urlopen(request, data, timeout=10, context=trust) as answer:
+            opener = urllib.request.build_opener(NO_PROXY, urllib.request.HTTPSHandler(context=trust))
+            with opener.open(request, data, timeout=10) as answer:
                 return json.loads(answer.read(LARGEST))
         except urllib.error.HTTPError as error:
             with error:
@@ -157,7 +161,11 @@ def tell(api: Api, namespace: str, daemonset: dict[str, Any]) -> None:
     except UnavailableError as error:
         log.info("outcome of each node: see the installers' logs (%s)", error)
         return
+    until = time.monotonic() + TELLING
     for pod in (pods or {}).get("items", []):
+        if time.monotonic() >= until:
+            log.info("outcome of the other nodes: see the installers' logs")
+            return
         address = pod.get("status", {}).get("podIP")
         node = pod.get("spec", {}).get("nodeName", "?")
         log.info("node %s: %s", node, _ask(address) if address else "no installer runs there")
@@ -166,7 +174,8 @@ def tell(api: Api, namespace: str, daemonset: dict[str, Any]) -> None:
 def _ask(address: str, port: int = LIBSYNC_PORT) -> str:
     host = f"[{address}]" if ":" in address else address
     try:
-        with urllib.request.urlopen(f"http://{host}:{port}{READY_PATH}", timeout=2) as answer:
+        opener = urllib.request.build_opener(NO_PROXY)
+        with opener.open(f"http://{host}:{port}{READY_PATH}", timeout=2) as answer:
             return str(answer.read(2000).decode("utf-8", "replace")).strip()
     except urllib.error.HTTPError as error:
         with error:

@@ -18,7 +18,7 @@ import pytest
 from libsync_node import ROOT, UIDS, Node, running
 
 from isolator.libpath import library
-from isolator.libsync import files, install
+from isolator.libsync import __main__, files, install
 
 
 @pytest.fixture
@@ -177,20 +177,37 @@ def test_slow_clients_do_not_keep_the_probes_from_answering(node: Node) -> None:
 
 def test_once_answers_by_its_status_and_bad_options_by_one_line(node: Node) -> None:
     """0 installed, 1 a problem, 2 a mistake on the command line."""
-    run = lambda *words: subprocess.run(  # noqa: E731
-        node.command(*words), cwd=ROOT, capture_output=True, text=True
-    )
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(node.command(*words), cwd=ROOT, capture_output=True, text=True)
+
     assert run("--once").returncode == 0
     failed = run("--once", "--library", "/none.so")
     assert failed.returncode == 1 and "/none.so" in failed.stderr
-    for words in (["--mount", "vgpu"], ["--mount", "/a/../b"], ["--mount", "/a b"], ["--interval", "0"]):
-        assert run(*words, "--once").returncode == 2
     assert run("--listen", "9395", "--once").returncode == 2
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         done = run("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "cannot listen" in done.stderr
+
+
+@pytest.mark.parametrize("mount", ["", "/", "vgpu", "//vgpu", "/a/../b", "/a/", "/a b", "/a:b", "/a//b"])
+def test_a_mount_that_no_preload_file_could_name_is_refused(
+    mount: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B111: parsed only; one line says what a path must be."""
+    with pytest.raises(SystemExit) as ended:
+        __main__.parser().parse_args(["--mount", mount])
+    assert ended.value.code == 2
+    assert f"{mount!r} is not an absolute path below /" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--interval 0", "--interval x", "--listen 9395", "--listen :99999"])
+def test_other_bad_options_are_refused(words: str) -> None:
+    """Each with its own reason."""
+    with pytest.raises(SystemExit):
+        __main__.parser().parse_args(words.split())
 
 
 def test_a_stuck_pass_is_not_ready_and_in_the_end_not_healthy(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import logging
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from isolator.errors import UnavailableError
 from isolator.libsync import uninstall
@@ -200,3 +207,39 @@ def test_the_word_goes_where_the_others_are(key: str) -> None:
     ]
     with pytest.raises(UnavailableError, match="no container"):
         uninstall.patch_of({"spec": {"template": {"spec": {"containers": [{"name": "x"}]}}}})
+
+
+def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed pair for 127.0.0.1."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    built = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+    built = built.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+    built = built.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+    signed = built.sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    paths = folder / f"{name}.crt", folder / f"{name}.key"
+    paths[0].write_bytes(signed.public_bytes(pem))
+    form = serialization.PrivateFormat.PKCS8
+    paths[1].write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+    return paths
+
+
+def test_the_api_server_must_show_the_clusters_certificate(server: Server, tmp_path: Path) -> None:
+    """The token goes to no server that the service account's CA does not vouch for."""
+    certificate, key = _certificate(tmp_path, "cluster")
+    other, _ = _certificate(tmp_path, "other")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    api = uninstall.Api(f"https://127.0.0.1:{server.server_address[1]}", tmp_path)
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "ca.crt").write_bytes(other.read_bytes())
+    with pytest.raises(UnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+        api.call("GET", PATH)
+    assert server.seen == []
+    (tmp_path / "ca.crt").write_bytes(certificate.read_bytes())
+    assert api.call("GET", PATH)["metadata"]
+    assert [token for _, _, token, _ in server.seen] == ["Bearer secret"]

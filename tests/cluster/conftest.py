@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import harness
+import images
+import kai as double
+import product as made
 import pytest
 
 FAILED = pytest.StashKey[bool]()
@@ -61,3 +64,20 @@ def namespace(cluster: harness.Cluster) -> Iterator[str]:
     harness.wait_for(lambda: cluster.kubectl(*words), 20, f"the service account of {name}")
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def product(cluster: harness.Cluster) -> made.Product:
+    """The shared release on the session's cluster, monitor on, our image and the simulated card on each node.
+    A test that changes it (`product.configure`) puts it back. Skips where no image can be built."""
+    try:
+        return made.make_product(cluster)
+    except images.Unavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def kai(cluster: harness.Cluster) -> Iterator[double.Kai]:
+    """KAI's double in hamicore mode; the nodes are labelled as T4s of 15360 MiB."""
+    with made.make_kai(cluster) as running:
+        yield running

@@ -15,6 +15,12 @@ from controlplane import ControlPlane
 
 SOCKET = "/run/containerd/containerd.sock"
 OWN = ("var", "run", "opt", "usr/local")
+# A new folder in /home (COS nodes have /home/kubernetes) is the node's own; those that are there stay visible.
+_HOME = """
+for each in /home/*/; do
+    [ ! -d "$each" ] || {{ mkdir -p "{own}/${{each#/home/}}" && mount --rbind "$each" "{own}/${{each#/home/}}"; }}
+done
+mount --rbind {own} /home"""
 # Values that a kubelet sets for the whole machine: it finds them set, on files that only its node sees.
 KERNEL = {
     "vm/overcommit_memory": "1",
@@ -59,10 +65,11 @@ class Node:
 
     def prepare(self, pause: str) -> None:
         """Mounts and configuration files; the box is plugged in already."""
-        for name in (*(f"own/{place}" for place in OWN), "cni", "kernel"):
+        for name in (*(f"own/{place}" for place in OWN), "own/home", "cni", "kernel"):
             (self.folder / name).mkdir(parents=True)
         steps = ["set -e"]
         steps += [f"mount --bind {self.folder}/own/{place} /{place}" for place in OWN]
+        steps.append(_HOME.format(own=f"{self.folder}/own/home"))
         steps += [
             "mkdir -p /var/lib /var/log /var/tmp /run/lock",
             "chmod 1777 /var/tmp",

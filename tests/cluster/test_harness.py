@@ -40,6 +40,19 @@ def test_server_and_nodes_report_the_release(cluster: Cluster) -> None:
     cluster.wait_nodes()
 
 
+def test_gpu_labels(cluster: Cluster) -> None:
+    """Every node gets the labels of GPU feature discovery on demand, and loses them again."""
+
+    def labels() -> list[tuple[str | None, str | None]]:
+        found = [item["metadata"]["labels"] for item in cluster.get("nodes")["items"]]
+        return [(each.get("nvidia.com/gpu.memory"), each.get("nvidia.com/gpu.present")) for each in found]
+
+    cluster.label_gpu(81559)
+    assert labels() == [("81559", "true")] * 2
+    cluster.label_gpu(None)
+    assert labels() == [(None, None)] * 2
+
+
 def test_default_admission_plugins_are_on(cluster: Cluster, namespace: str) -> None:
     """Pod security of a namespace is enforced, and a validating policy in CEL refuses what it should."""
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=baseline")
@@ -203,6 +216,9 @@ def test_webhook_is_called(cluster: Cluster, namespace: str, way: str) -> None:
             cluster.delete("mutatingwebhookconfiguration", namespace)
         assert double.requests[-1]["namespace"] == namespace
         assert cluster.webhook_calls(name, rejected="false") == len(double.requests)
+    events = cluster.audit(verb="create", resource="pods", namespace=namespace, name="p")
+    patches = "patch.webhook.admission.k8s.io/round_0_index_0"
+    assert namespace in events[-1]["annotations"][patches]
 
 
 def test_cut_node_goes_not_ready_and_heals(cluster: Cluster, namespace: str) -> None:

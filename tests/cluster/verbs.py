@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ class Verbs:
 
     def load_image(self, archive: Path) -> None:
         """Imports an archive (`docker save` or OCI layout as tar) on every node."""
-        for node in self.nodes.values():
-            node.load_image(archive)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda node: node.load_image(archive), self.nodes.values()))
 
     def restart_apiserver(self) -> None:
         """Stops the API server, starts it again and waits until it is ready."""
@@ -114,7 +115,7 @@ class Verbs:
         return self.kubectl("exec", f"--namespace={namespace}", pod, *chosen, "--", *command)
 
     def wait_exec(self, pod: str, *, namespace: str = "default", timeout: float = 30) -> None:
-        """Waits until a running pod takes commands; a kubelet that was just started learns of its pods anew."""
+        """Waits until a running pod takes commands; a kubelet just started learns of its pods anew."""
 
         def taken() -> bool:
             try:
@@ -162,7 +163,7 @@ class Verbs:
         wanted = set(names or self.nodes)
 
         def there() -> bool:
-            for node in (*self.nodes.values(),):
+            for node in self.nodes.values():
                 for program in (node.containerd, node.kubelet):
                     if program and program.parent.returncode is None:
                         program.check()

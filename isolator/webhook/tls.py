@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import ssl
-from typing import Any
+from typing import Any, Final
 
 from isolator.errors import ContractError
+
+_MFD_NOEXEC_SEAL: Final = 8  # linux/memfd.h; Python has no name for it
 
 
 def _no_passphrase() -> str:
     raise ValueError("the private key is encrypted")
 
 
+def _memory_file() -> int:
+    """A descriptor of a file in memory, also where the kernel allows only ones that cannot be executed."""
+    try:
+        return os.memfd_create("pair", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+    except OSError:  # kernels before 6.3 do not know the flag
+        return os.memfd_create("pair", os.MFD_CLOEXEC)
+
+
 def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     # OpenSSL wants a path; a file in memory keeps the key off the disk and needs no writable folder.
-    with os.fdopen(os.memfd_create("pair", os.MFD_CLOEXEC), "wb") as pair:
+    with os.fdopen(_memory_file(), "wb") as pair:
         pair.write(certificate.rstrip() + b"\n" + key)
         pair.flush()
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +13,7 @@ import urllib3
 from webhookkit import HOSTS, FakeApi, configuration, material, until
 
 from isolator.errors import UnavailableError
-from isolator.webhook import certs
+from isolator.webhook import bundle, certs
 from isolator.webhook.bundle import ApiError, BundleWriter, SecretStore
 from isolator.webhook.health import Health
 from isolator.webhook.keeper import Keeper
@@ -27,7 +29,7 @@ def store(api: FakeApi) -> SecretStore:
 
 
 def keeper(api: FakeApi, health: Health, metrics: Metrics | None = None, interval: float = 0.02) -> Keeper:
-    pair = certs.issue_ca(certs.dt.datetime.now(certs.dt.UTC))
+    pair = certs.issue_ca(dt.datetime.now(dt.UTC))
     context = ReloadingContext(pair.certificate_pem(), pair.key_pem())
     parts = (store(api), BundleWriter(api.api(), "c"))
     return Keeper(lambda: parts, context, health, metrics or Metrics(), interval)
@@ -38,7 +40,7 @@ def test_creates_the_secret() -> None:
     api = FakeApi()
     data = store(api).read()
     assert data == api.secret_data()
-    assert certs.fault(data, HOSTS, certs.dt.datetime.now(certs.dt.UTC)) is None
+    assert certs.fault(data, HOSTS, dt.datetime.now(dt.UTC)) is None
     assert api.secret is not None and api.secret["type"] == "kubernetes.io/tls"
 
 
@@ -122,6 +124,26 @@ def test_takes_over_what_another_replica_wrote() -> None:
     renewed = material(HOSTS)
     api.put_secret(renewed)
     assert secrets.read() == renewed
+
+
+def test_renews_the_serving_pair_under_the_same_ca(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair that becomes due while it is served is followed by one of the same CA: caBundle stays valid."""
+
+    class Later(dt.datetime):
+        @classmethod
+        def now(cls, tz: dt.tzinfo | None = None) -> Later:
+            return cls.fromtimestamp(time.time() + 300 * 86400, tz)
+
+    api = FakeApi()
+    secrets = store(api)
+    before = secrets.read()
+    monkeypatch.setattr(bundle, "dt", SimpleNamespace(datetime=Later, UTC=dt.UTC))
+    assert secrets.read() == before
+    monkeypatch.setattr(bundle, "CHECK", 0)
+    after = secrets.read()
+    assert after[certs.CERTIFICATE] != before[certs.CERTIFICATE]
+    assert (after[certs.CA], after[certs.CA_KEY]) == (before[certs.CA], before[certs.CA_KEY])
+    assert after == api.secret_data()
 
 
 def test_sets_ca_bundle_on_each_webhook_and_again_when_wiped() -> None:

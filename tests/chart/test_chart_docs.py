@@ -1,0 +1,109 @@
+"""The pages about the chart: their policies are valid, and what they name is there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import values_doc
+import yaml
+from charting import RELEASE, ROOT
+
+from isolator import names
+
+SECURITY = (ROOT / "docs" / "security.md").read_text()
+TROUBLE = (ROOT / "docs" / "troubleshooting.md").read_text()
+PATHS = {value.path for value in values_doc.values(values_doc.VALUES.read_text())}
+POLICIES: list[dict[str, Any]] = [
+    item
+    for block in re.findall(r"```yaml\n(.*?)```", SECURITY, re.DOTALL)
+    for item in yaml.safe_load_all(block)
+]
+
+
+def policy(name: str) -> dict[str, Any]:
+    (found,) = (
+        item
+        for item in POLICIES
+        if (item["kind"], item["metadata"]["name"]) == ("ValidatingAdmissionPolicy", name)
+    )
+    spec: dict[str, Any] = found["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.35", "1.37"])
+def test_policies_are_valid(version: str) -> None:
+    """Both policies and their bindings hold strictly to the schemas."""
+    assert len(POLICIES) == 4
+    for item in POLICIES:
+        kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_tenant_policy_allows_our_volumes_alone() -> None:
+    """Its host folders are the three that the webhook injects, by name and path."""
+    (rule,) = (
+        item["expression"]
+        for item in policy(f"{RELEASE}-tenant-baseline")["validations"]
+        if "hostPath" in item["expression"]
+    )
+    allowed = set(re.findall(r"v\.name == '([^']+)' && v\.hostPath\.path == '([^']+)'", rule))
+    mount = names.DEFAULT_VGPU_MOUNT
+    assert allowed == {
+        (names.VOLUME_VGPU, f"{mount}/{names.LIBRARY_FILE}"),
+        (names.VOLUME_PRELOAD, f"{mount}/{names.PRELOAD_KEY}"),
+        (names.VOLUME_CONTAINERS, f"{mount}/{names.CONTAINERS_DIRECTORY}"),
+    }
+
+
+def test_policy_beside_ignore_matches_like_the_webhook(render: Any) -> None:
+    """It judges the pods that the webhook is called for, NvFractions' own apart, in the same namespaces."""
+    (hook,) = render().one("MutatingWebhookConfiguration")["webhooks"]
+    spec = policy(f"{RELEASE}-injected")
+    ours = {item["name"]: item["expression"] for item in hook["matchConditions"]}
+    theirs = {item["name"]: item["expression"] for item in spec["matchConditions"]}
+    nvfractions = f" || key.startsWith('{names.NVFRACTIONS_PREFIX}')"
+    assert theirs == {**ours, "shares-a-gpu": ours["shares-a-gpu"].replace(nvfractions, "")}
+    for mine, other in zip(
+        hook["namespaceSelector"]["matchExpressions"],
+        spec["matchConstraints"]["namespaceSelector"]["matchExpressions"],
+        strict=True,
+    ):
+        assert (mine["key"], set(mine["values"])) == (other["key"], set(other["values"]))
+    (rule,) = spec["validations"]
+    assert names.VOLUME_PRELOAD in rule["expression"]
+    assert f"m.mountPath == '{names.PRELOAD_FILE}'" in rule["expression"]
+
+
+@pytest.mark.parametrize("page", [SECURITY, TROUBLE], ids=["security", "troubleshooting"])
+def test_values_that_a_page_names_exist(page: str) -> None:
+    """Each `section.value` of the chart in a code span is a value, or a part of one."""
+    tops = {path.split(".")[0] for path in PATHS if "." in path}
+    named = set(re.findall(rf"`((?:{'|'.join(sorted(tops))})(?:\.\w+)+)", page))
+    kais = {"global.gpuSharing", "global.gpuSharingMode", "global.blockNvidiaVisibleDevices"}
+    assert len(named) > 10
+    known = {
+        path
+        for path in named
+        if any(path == v or v.startswith(f"{path}.") or path.startswith(f"{v}.") for v in PATHS)
+    }
+    assert sorted(named - known - kais) == []
+
+
+def test_lab_s_table_is_covered() -> None:
+    """The symptoms of the public lab's own table are on the page."""
+    for symptom in (
+        "didn't have enough resources: GPU memory",
+        'RuntimeClass "nvidia" not found',
+        "ERROR_LIBRARY_NOT_FOUND",
+        "/dev/nvidia*",
+        "Read-only file system",
+        "cannot be preloaded",
+        "system-*",
+        "CUDA driver version is insufficient",
+        "WebSocket EOF",
+        "a Queue is refused",
+        "no series for a pod",
+    ):
+        assert symptom in TROUBLE

@@ -171,10 +171,11 @@ def test_init_containers_and_several_devices_have_series(tmp_path: Path) -> None
     assert found == {("init", "0", uuid(0)), ("init", "1", uuid(1)), ("main", "0", uuid(0))}
 
 
-def test_a_pod_that_is_there_twice_is_shown_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("alive", "ended"), [(UID, OTHER), (OTHER, UID)])
+def test_a_pod_that_is_there_twice_is_shown_once(tmp_path: Path, alive: str, ended: str) -> None:
     """A StatefulSet's pod made again under its name gives no duplicate series: the live one counts."""
-    with RegionFile(folder(tmp_path, OTHER) / "usage.cache", Spec(limit=MIB)):
-        RegionFile(folder(tmp_path) / "usage.cache").close()
+    RegionFile(folder(tmp_path, ended) / "usage.cache").close()
+    with RegionFile(folder(tmp_path, alive) / "usage.cache", Spec(limit=MIB)):
         series = _series(_snap(tmp_path, pod(UID, name="web-0"), pod(OTHER, name="web-0")))
     assert [v for (name, _), v in series.items() if name == "hami_vgpu_memory_limit_bytes"] == [MIB]
 

@@ -134,14 +134,21 @@ def test_a_refusal_count_beyond_counting_is_flagged(tmp_path: Path) -> None:
     assert (device.refused, device.damaged) == (0, {"refused"})
 
 
-def test_an_unstable_slot_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While HAMi-core's sequence word is odd the slot is being written: what follows is what counts."""
-    with RegionFile(tmp_path / "f", Spec(ours=False, slots=[Slot(seqlock=5, data=MIB)])) as file:
-        real, at = os.pread, SLOTS
+@pytest.mark.parametrize(("before", "moment"), [(4, 1), (5, 2)])
+def test_an_unstable_slot_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, moment: int
+) -> None:
+    """HAMi-core's sequence word moved after the slot was read, or was odd: what follows is what counts."""
+    with RegionFile(tmp_path / "f", Spec(ours=False, slots=[Slot(seqlock=before, data=MIB)])) as file:
+        real, reads = os.pread, 0
 
         def pread(descriptor: int, size: int, offset: int) -> bytes:
+            nonlocal reads
+            reads += (whole := offset == SLOTS and size == SLOT_SIZE)
+            if whole and moment == 2 == reads:
+                file.slot(0, Slot(seqlock=6, data=9 * MIB))
             raw = real(descriptor, size, offset)
-            if offset == at and size == SLOT_SIZE:
+            if whole and moment == 1 == reads:
                 file.slot(0, Slot(seqlock=6, data=9 * MIB))
             return raw
 

@@ -69,6 +69,11 @@ def card_mib(label: str | None) -> int | None:
     return value // MIB if value >= _BYTES_FROM else value
 
 
+def in_bytes(label: str) -> bool:
+    """Whether a label is what KAI's scheduler takes for bytes."""
+    return (_whole(label) or 0) >= _BYTES_FROM
+
+
 def portion_of_memory(request_mib: int, label: str | None) -> float:
     """KAI's portion of a `gpu-memory` request, in double precision and in KAI's order of operations.
 
@@ -114,8 +119,7 @@ def expected(annotations: Mapping[str, str], label: str | None) -> Grant:
     limit = int(card * float(written)) * MIB
     if limit == 0:
         return Grant(Basis.ZERO_PORTION, written)
-    in_bytes = int(label) >= _BYTES_FROM
-    return Grant(Basis.LABEL_IN_BYTES if in_bytes else Basis.KNOWN, written, limit)
+    return Grant(Basis.LABEL_IN_BYTES if in_bytes(label) else Basis.KNOWN, written, limit)
 
 
 def exceeds(grant: Grant, recorded: int) -> bool:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import urllib3
 
 from isolator import names
-from isolator.monitor import kube, pods
+from isolator.monitor import grants, kube, pods
 from isolator.monitor.model import PodView
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ _LINE: Final = 8 << 20
 _GONE: Final = 410
 """HTTP status of a version whose later changes the server no longer has: list again."""
 _NODE_EVERY: Final = 30.0
+_LABEL: Final = 63
 
 
 class PodWatch:
@@ -59,6 +60,7 @@ class PodWatch:
         self._said_node = ""
         self._node_lock = threading.Lock()
         self._node_asked = 0.0
+        self._read_label = False
         self.listed = False
         """Whether the pods were listed once: before that nothing can be said of any container."""
         self.up = False
@@ -210,7 +212,21 @@ class PodWatch:
             return
         self._said_node = ""
         found = labels.get(names.NODE_LABEL_GPU_MEMORY)
-        self.label = None if found is None else str(found)
+        label = None if found is None else str(found)[:_LABEL]
+        if label != self.label or not self._read_label:
+            _say_label(self._node, label)
+        self.label, self._read_label = label, True
+
+
+def _say_label(node: str, label: str | None) -> None:
+    """What KAI makes of the label, where that is not a limit."""
+    name = names.NODE_LABEL_GPU_MEMORY
+    if label is None:
+        log.warning("node %s has no label %s: KAI cannot compute limits, and none is checked", node, name)
+    elif grants.card_mib(label) is None:
+        log.warning("node %s: label %s=%r is no number of MiB: KAI cannot compute limits", node, name, label)
+    elif grants.in_bytes(label):
+        log.warning("node %s: label %s=%s is in bytes: KAI's limits hold nothing; set MiB", node, name, label)
 
 
 def _lines(stream: Any) -> Iterator[bytes]:

@@ -31,6 +31,8 @@ class ApiServer:
         self.fail_events: int | None = None
         self.slow = 0.0
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.tokens: list[str | None] = []
+        """The authorisation of every call."""
         self._history: list[tuple[int, bytes]] = []
         self._watches: list[queue.Queue[bytes | None]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -149,6 +151,7 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             split = urlsplit(self.path)
             query = {key: values[0] for key, values in parse_qs(split.query).items()}
+            api.tokens.append(self.headers.get("Authorization"))
             api.requests.append((self.command, split.path, query))
             time.sleep(api.slow)
             if api.fail is not None:

@@ -201,3 +201,26 @@ def test_refused_node_does_not_end_the_watch(api: ApiServer, start: Start) -> No
     assert [path for _, path, _ in api.requests] == ["/api/v1/nodes/other-node"]
     watch.refresh_node()
     assert len(api.requests) == 1, "asked again within 30 s"
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ({}, "has no label"),
+        ({"nvidia.com/gpu.memory": "16Gi"}, "is no number of MiB"),
+        ({"nvidia.com/gpu.memory": str(15360 << 20)}, "is in bytes"),
+        ({"nvidia.com/gpu.memory": "15360"}, ""),
+    ],
+)
+def test_label_that_gives_no_limit_is_said_once(
+    api: ApiServer, labels: dict[str, str], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever set up the node learns that KAI's limits do not come right, and is not told every time."""
+    api.labels = labels
+    watch = PodWatch(kube.Api(api.configuration()), NODE, made.MOUNT)
+    for _ in range(3):
+        watch._read_node()
+
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == bool(says)
+    assert all(says in message for message in messages)

@@ -75,17 +75,24 @@ class Kai:
 
     def start(self) -> None:
         """Registers the webhooks and starts to bind pods."""
+        try:
+            self._register()
+        except BaseException:
+            self._open.close()
+            raise
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+
+    def _register(self) -> None:
         self._client = self._open.enter_context(self.cluster.client())
         self._core = kubernetes.client.CoreV1Api(self._client)
         mutating = self._open.enter_context(doubles.admission(self.cluster, self._mutate))
         validating = self._open.enter_context(doubles.admission(self.cluster, self._validate))
-        self.cluster.apply(objects.installation(self.mode))
+        self.cluster.apply(objects.installation(self.mode), namespace=names.KAI_NAMESPACE)
         for document in objects.configurations(mutating, validating):
-            self.cluster.apply([document])
+            self.cluster.apply(document)
             self._open.callback(self._remove, document)
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._loop, daemon=True)
-        self._thread.start()
 
     def stop(self) -> None:
         """Removes the webhooks; bound pods stay as they are."""

@@ -15,10 +15,11 @@ from controlplane import ControlPlane
 
 SOCKET = "/run/containerd/containerd.sock"
 OWN = ("var", "run", "opt", "usr/local")
-# A new folder in /home (COS nodes have /home/kubernetes) is the node's own; those that are there stay visible.
+# A new folder in /home (COS nodes have /home/kubernetes) is the node's own; those that are there stay.
 _HOME = """
 for each in /home/*/; do
-    [ ! -d "$each" ] || {{ mkdir -p "{own}/${{each#/home/}}" && mount --rbind "$each" "{own}/${{each#/home/}}"; }}
+    place="{own}/${{each#/home/}}"
+    [ ! -d "$each" ] || {{ mkdir -p "$place" && mount --rbind "$each" "$place"; }}
 done
 mount --rbind {own} /home"""
 # Values that a kubelet sets for the whole machine: it finds them set, on files that only its node sees.

@@ -59,6 +59,7 @@ OTHER: dict[str, Any] = {
     "monitor.service.type": "NodePort",
     "networkPolicy.apiServerPorts": [8443],
     "networkPolicy.monitorFrom": [{"podSelector": {}}],
+    "tests.hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a"]}],
 }
 KIND_OF_KEY: dict[str, Any] = {
     "tolerations": [{"operator": "Exists"}],

@@ -6,7 +6,7 @@ No value of an environment variable is looked at and no spec is kept, so neither
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -123,6 +123,34 @@ def _seconds(text: str | None) -> float | None:
         return None
 
 
+def _containers(pod: Json, annotations: Mapping[str, str], mount: str) -> Iterator[Container]:
+    meta, spec, status = pod["metadata"], _map(pod, "spec"), _map(pod, "status")
+    wanted = target(spec, annotations)
+    states = {
+        entry.get("name"): entry
+        for key in ("initContainerStatuses", "containerStatuses")
+        for entry in _list(status, key)
+    }
+    for init, key in ((True, "initContainers"), (False, "containers")):
+        for index, container in enumerate(_list(spec, key)):
+            state = states.get(container["name"], {})
+            running = _map(state, "state").get("running")
+            yield Container(
+                namespace=str(meta["namespace"]),
+                pod=str(meta["name"]),
+                uid=str(meta["uid"]),
+                name=str(container["name"]),
+                init=init,
+                injected=_is_injected(spec, container, mount),
+                running=running is not None,
+                started=_seconds((running or {}).get("startedAt")),
+                container_id=str(state.get("containerID") or "").rpartition("://")[2],
+                status_annotation=annotations.get(names.ANNOTATION_STATUS),
+                fraction=wanted == (init, index),
+                limit_configmap=_limit_configmap(spec, container),
+            )
+
+
 def view(pod: Json, mount: str) -> PodView:
     """What is kept of one pod object (decoded JSON); `mount` is the folder of the library.
 
@@ -135,40 +163,12 @@ def view(pod: Json, mount: str) -> PodView:
         for key, value in given.items()
         if key in _ANNOTATIONS or key.startswith(names.NVFRACTIONS_PREFIX)
     }
-    namespace, name, uid = str(meta.get("namespace") or "default"), str(meta["name"]), str(meta["uid"])
-    wanted = target(spec, annotations)
-    states = {
-        entry.get("name"): entry
-        for key in ("initContainerStatuses", "containerStatuses")
-        for entry in _list(status, key)
-    }
-    containers = []
-    for init, key in ((True, "initContainers"), (False, "containers")):
-        for index, container in enumerate(_list(spec, key)):
-            state = states.get(container["name"], {})
-            running = _map(state, "state").get("running")
-            containers.append(
-                Container(
-                    namespace=namespace,
-                    pod=name,
-                    uid=uid,
-                    name=str(container["name"]),
-                    init=init,
-                    injected=_is_injected(spec, container, mount),
-                    running=running is not None,
-                    started=_seconds((running or {}).get("startedAt")),
-                    container_id=str(state.get("containerID") or "").rpartition("://")[2],
-                    status_annotation=annotations.get(names.ANNOTATION_STATUS),
-                    fraction=wanted == (init, index),
-                    limit_configmap=_limit_configmap(spec, container),
-                )
-            )
     label = _map(meta, "labels").get(names.LABEL_WEBHOOK)
     return PodView(
-        namespace=namespace,
-        name=name,
-        uid=uid,
-        containers=tuple(containers),
+        namespace=str(meta["namespace"]),
+        name=str(meta["name"]),
+        uid=str(meta["uid"]),
+        containers=tuple(_containers(pod, annotations, mount)),
         annotations=annotations,
         labels={} if label is None else {names.LABEL_WEBHOOK: str(label)},
         scheduler=str(spec.get("schedulerName") or ""),
@@ -183,7 +183,7 @@ class PodTable:
         self._lock = threading.Lock()
         self._pods: dict[str, PodView] = {}
         self.dropped = 0
-        """Pods left out because the table was full."""
+        """Unfinished pods left out because the table was full."""
 
     def replace(self, pods: Iterable[PodView]) -> None:
         """Takes a whole list; what is not in it is gone."""
@@ -200,8 +200,12 @@ class PodTable:
 
     def _put(self, pod: PodView) -> None:
         if pod.uid not in self._pods and len(self._pods) >= MAX_PODS:
-            self.dropped += 1
-            return
+            # Finished pods of jobs may lie about in any number; a running one takes such a place.
+            ended = next((uid for uid, known in self._pods.items() if not known.live), None)
+            if not pod.live or ended is None:
+                self.dropped += pod.live
+                return
+            del self._pods[ended]
         self._pods[pod.uid] = pod
 
     def remove(self, uid: str) -> None:

@@ -146,6 +146,16 @@ def test_table_is_bounded_and_says_what_it_left_out() -> None:
     assert not table.snapshot()[made.uid(1)].live
 
 
+def test_finished_pods_make_room_for_running_ones() -> None:
+    """A node full of finished jobs hides no running pod."""
+    table = pods.PodTable()
+    table.replace(_view(made.pod(number, phase="Succeeded")) for number in range(pods.MAX_PODS + 3))
+    table.put(_view(made.pod(5000)))
+
+    assert made.uid(5000) in table.snapshot()
+    assert (len(table.snapshot()), table.dropped) == (pods.MAX_PODS, 0)
+
+
 def test_snapshot_does_not_change_afterwards() -> None:
     """What a reader got stays as it was."""
     table = pods.PodTable()

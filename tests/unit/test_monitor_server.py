@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -104,7 +104,7 @@ def api() -> Iterator[ApiServer]:
 class Monitor:
     """A running monitor; `mount` is its library folder."""
 
-    def __init__(self, api: ApiServer, folder: Path, **environment: str) -> None:
+    def __init__(self, api: ApiServer, folder: Path, extra: dict[str, str] | None = None) -> None:
         self.mount = folder / "vgpu"
         cluster = {"server": api.configuration().host}
         context = {"cluster": "c", "user": "u"}
@@ -130,7 +130,8 @@ class Monitor:
                 [sys.executable, "-m", "isolator.cli", "monitor"],
                 env=kept
                 | {"KUBECONFIG": str(folder / "kubeconfig")}
-                | {PREFIX + name: value for name, value in (asked | environment).items()},
+                | {PREFIX + name: value for name, value in asked.items()}
+                | (extra or {}),
                 stderr=log,
             )
         self.url = f"http://127.0.0.1:{self._port()}"
@@ -230,3 +231,21 @@ def test_formats_are_negotiated(monitor: Monitor) -> None:
     asked = monitor.get("/metrics", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert asked.headers["content-type"].startswith("application/openmetrics-text")
     assert asked.text.endswith("# EOF\n")
+
+
+def test_simulated_card_gives_host_series(
+    api: ApiServer, tmp_path: Path, sim_env: Callable[..., dict[str, str]]
+) -> None:
+    """With NVML there, the card's figures come with the node's name, beside the sum of the ledgers."""
+    running = Monitor(api, tmp_path, sim_env(preload=False))
+    try:
+        text = running.until("kai_isolator_nvml_up 1.0")
+        (line,) = [x for x in text.splitlines() if x.startswith("hami_gpu_memory_limit_bytes{")]
+        assert f'node="{NODE}"' in line
+        assert 'device_type="NVIDIA-Tesla T4"' in line
+        assert float(line.rpartition(" ")[2]) == 15360 * MIB
+        assert "kai_isolator_device_used_bytes{" in text
+        assert running.end() == 0
+    finally:
+        running.process.kill()
+        running.process.wait()

@@ -21,6 +21,7 @@ from isolator.webhook.metrics import Metrics
 from isolator.webhook.patch import build_patch as rule_build_patch
 from isolator.webhook.rule import Rule, Verdict
 from isolator.webhook.rule import decide as rule_decide
+from isolator.webhook.rule import decide_ephemeral
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +85,17 @@ class Transport:
 
     def answer(self, asked: review.Review) -> dict[str, Any]:
         """The review's answer, counted and logged; whatever the rule raises comes through."""
-        if not asked.creates_pod:
+        if not asked.concerns_us:
             self._count("skip", "not-pod-create")
             return review.allow(asked.uid)
         about = {"object": asked.reference, "dry_run": asked.dry_run}
         try:
-            verdict = self.decide(asked.pod, asked.namespace, self.rule)
-            patch = [] if verdict.action == "deny" else self.build_patch(asked.pod, verdict, self.rule)
+            if asked.adds_ephemeral:
+                verdict = decide_ephemeral(asked.pod)
+                patch = []
+            else:
+                verdict = self.decide(asked.pod, asked.namespace, self.rule)
+                patch = [] if verdict.action == "deny" else self.build_patch(asked.pod, verdict, self.rule)
         except ContractError as error:
             message = f"{names.RELEASE}: {error}"
             self._count("deny", "malformed")

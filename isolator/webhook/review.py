@@ -37,15 +37,28 @@ class Review:
     dry_run: bool
     pod: dict[str, Any]
 
-    @property
-    def creates_pod(self) -> bool:
-        """Whether this is what the webhook is for; anything else is allowed as it is."""
+    def _is(self, operation: str, subresource: str) -> bool:
         return (
-            self.operation == "CREATE"
+            self.operation == operation
             and self.resource == ("", "v1", "pods")
             and self.kind == ("", "v1", "Pod")
-            and not self.subresource
+            and self.subresource == subresource
         )
+
+    @property
+    def creates_pod(self) -> bool:
+        """Whether a pod is to be made: injected, or left alone with a reason."""
+        return self._is("CREATE", "")
+
+    @property
+    def adds_ephemeral(self) -> bool:
+        """Whether a debug container is to be added to a running pod: never injected, perhaps denied."""
+        return self._is("UPDATE", "ephemeralcontainers")
+
+    @property
+    def concerns_us(self) -> bool:
+        """Whether this is what the webhook is for; anything else is allowed as it is."""
+        return self.creates_pod or self.adds_ephemeral
 
     @property
     def reference(self) -> str:
@@ -110,7 +123,7 @@ def parse(body: bytes) -> Review:
         dry_run=request.get("dryRun") is True,
         pod=pod if isinstance(pod, dict) else {},
     )
-    if result.creates_pod and not isinstance(pod, dict):
+    if result.concerns_us and not isinstance(pod, dict):
         raise ContractError("the request has no object")
     return result
 

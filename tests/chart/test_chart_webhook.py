@@ -17,10 +17,12 @@ WEBHOOK = f"{RELEASE}-webhook"
 IGNORED = {"key": names.LABEL_WEBHOOK, "operator": "NotIn", "values": [names.LABEL_WEBHOOK_IGNORE]}
 
 
-def hook(rendered: Rendered) -> Object:
-    (only,) = rendered.one("MutatingWebhookConfiguration")["webhooks"]
-    assert isinstance(only, dict)
-    return only
+def hook(rendered: Rendered, name: str = names.WEBHOOK_NAME) -> Object:
+    entries = rendered.one("MutatingWebhookConfiguration")["webhooks"]
+    assert [entry["name"] for entry in entries] == [names.WEBHOOK_NAME, names.WEBHOOK_EPHEMERAL_NAME]
+    (found,) = (entry for entry in entries if entry["name"] == name)
+    assert isinstance(found, dict)
+    return found
 
 
 def conditions(rendered: Rendered) -> dict[str, str]:
@@ -28,7 +30,7 @@ def conditions(rendered: Rendered) -> dict[str, str]:
 
 
 def test_configuration_is_what_kai_looks_for(render: Any) -> None:
-    """Name and path, one entry, creation of pods alone, a second call, fail closed (C1, C13, D10)."""
+    """Name and path, creation of pods alone, a second call, fail closed (C1, C13, D10)."""
     rendered = render()
     assert rendered.names("MutatingWebhookConfiguration") == {names.WEBHOOK_CONFIGURATION}
     entry = hook(rendered)
@@ -48,6 +50,19 @@ def test_configuration_is_what_kai_looks_for(render: Any) -> None:
     assert (entry["failurePolicy"], entry["reinvocationPolicy"]) == ("Fail", "IfNeeded")
     assert (entry["sideEffects"], entry["admissionReviewVersions"]) == ("None", ["v1"])
     assert entry["timeoutSeconds"] == 5
+
+
+def test_debug_containers_of_injected_pods_are_asked_about(render: Any) -> None:
+    """The second entry sees debug containers of pods with our volume, whatever labels the pod has by now."""
+    entry = hook(render(), names.WEBHOOK_EPHEMERAL_NAME)
+    assert entry["rules"][0]["operations"] == ["UPDATE"]
+    assert entry["rules"][0]["resources"] == ["pods/ephemeralcontainers"]
+    assert entry["failurePolicy"] == "Fail"
+    assert entry["clientConfig"] == hook(render())["clientConfig"]
+    assert "objectSelector" not in entry
+    assert "namespaceSelector" not in entry
+    (condition,) = entry["matchConditions"]
+    assert f"'{names.VOLUME_CONTAINERS}'" in condition["expression"]
 
 
 def test_another_release_keeps_both_names(render: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI
 from webhookkit import PATCH, app_of, patch_of, pod, review, verdict
 
+from isolator import names
 from isolator.errors import ContractError
 from isolator.webhook import app as app_module
 from isolator.webhook.health import Health
@@ -143,6 +144,20 @@ def test_allows_anything_else_unchanged(request_: dict[str, Any]) -> None:
     assert (answer.status_code, answer.json()["response"]["allowed"]) == (200, True)
     assert "patch" not in answer.json()["response"]
     assert count(metrics, "skip", "not-pod-create") == 1
+
+
+@pytest.mark.parametrize(("volume", "allowed"), [(names.VOLUME_CONTAINERS, False), ("tmp", True)])
+def test_denies_a_debug_container_with_a_volume_of_ours(volume: str, allowed: bool) -> None:
+    """It would see the folders of all tenants; any other debug container is let in, and never patched."""
+    content = pod()
+    mounts = [{"name": volume, "mountPath": "/seen"}]
+    content["spec"]["ephemeralContainers"] = [{"name": "debug", "image": "i", "volumeMounts": mounts}]
+    request = {"operation": "UPDATE", "subResource": "ephemeralcontainers"}
+    app = app_of(decide=lambda *_: 1 / 0)
+    response = send(app, review(content, **request)).json()["response"]
+    assert response["allowed"] is allowed
+    assert "patch" not in response
+    assert allowed or '"debug"' in response["status"]["message"]
 
 
 def test_answers_a_dry_run_alike() -> None:

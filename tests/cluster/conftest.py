@@ -16,11 +16,19 @@ import product as made
 import pytest
 
 FAILED = pytest.StashKey[bool]()
-LOGS = Path(__file__).resolve().parents[2] / "build/cluster-logs"
+HERE = Path(__file__).resolve().parent
+LOGS = HERE.parents[1] / "build/cluster-logs"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[FAILED] = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a file may have to build images and to install: it gets more than the usual time."""
+    for item in items:
+        if item.path.parent == HERE and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.hookimpl(wrapper=True)

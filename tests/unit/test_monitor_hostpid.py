@@ -37,6 +37,7 @@ SLICE = f"kubepods-burstable-pod{SYSTEMD_UID}.slice"
         (f"5:memory:/k8s.io/{ID}\n", Owner(None, ID)),
         ("0::/system.slice/containerd.service\n", None),
         (f"0::/kubepods/burstable/pod{UID}\n", None),
+        (f"0::/kubepods/pod{UID}/pod{'b' * 32}/{ID}\n", Owner(UID, ID)),
         ("0::/\n", None),
         ("", None),
         ("rubbish\n\n::::\n", None),

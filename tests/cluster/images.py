@@ -1,6 +1,7 @@
 """Our image, from the Dockerfile that a user builds, and the tenants' image.
 
     archive, name = build_isolator_image()      # `ctr -n k8s.io image import ARCHIVE`, then use NAME
+    python tests/cluster/images.py              # builds both ahead of the tests; a first build takes minutes
 
 The bases are Debian roots unpacked from the mirror that apt uses already; wheels come once from pip's index.
 An unchanged image is not built again, a change of Python code alone takes seconds.
@@ -13,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from images_base import ROOT, Unavailable, build, run, wheels, why_not
+from images_base import ROOT, BuildError, Unavailable, build, run, wheels, why_not
 
 from isolator.libpath import simulator
 
@@ -21,7 +22,7 @@ sys.path.insert(0, str(ROOT / "native"))
 
 import cffi_build
 
-__all__ = ["Unavailable", "build_isolator_image", "build_tenant_image", "version", "why_not"]
+__all__ = ["BuildError", "Unavailable", "build_isolator_image", "build_tenant_image", "version", "why_not"]
 
 TENANT = Path(__file__).resolve().parent / "tenant"
 PROGRAM = TENANT / "memory_limit.c"
@@ -72,9 +73,25 @@ def _compile(context: Path) -> None:
     """The lab's program twice: for the driver found at run time, and static with the simulator linked in."""
     target = f"{os.uname().machine}-linux-gnu.{cffi_build.GLIBC}"
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-O2", "-Wall", "-Werror"]
-    run([*zig, PROGRAM, "-ldl", "-o", context / "memory-limit"])
+    run([*zig, PROGRAM, "-ldl", "-o", context / "memory-limit"], BuildError)
     headers, _ = cffi_build.vendor_include()
     include = [f"-I{ROOT / 'native' / part}" for part in ("core", "shim", "simgpu")]
     stated = ["-DLINKED", '-DISOLATOR_VERSION="test"', '-DSIM_HEADERS="test"']
     gcc = ["gcc", "-static", "-O1", "-std=gnu11", "-w", *stated, *include, "-isystem", headers]
-    run([*gcc, PROGRAM, *cffi_build.SIM_SOURCES["cuda"], "-o", context / "memory-limit-static"])
+    run([*gcc, PROGRAM, *cffi_build.SIM_SOURCES["cuda"], "-o", context / "memory-limit-static"], BuildError)
+
+
+def main() -> int:
+    """Builds both images and shows their names."""
+    for make in (build_isolator_image, build_tenant_image):
+        try:
+            archive, name = make()
+        except (BuildError, Unavailable) as error:
+            print(f"images: {error}", file=sys.stderr)
+            return 1
+        print(name, archive)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

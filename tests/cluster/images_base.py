@@ -47,6 +47,10 @@ Unavailable = rootfs.Unavailable
 """An image cannot be made here; the message is the reason to skip."""
 
 
+class BuildError(Exception):
+    """A Dockerfile, or what it builds, is wrong; the message has the builder's last lines."""
+
+
 def why_not() -> str:
     """Empty where images can be built, else what is missing."""
     if os.geteuid() != 0:
@@ -55,21 +59,24 @@ def why_not() -> str:
     return f"needs {', '.join(missing)} (apt-get install buildah)" if missing else ""
 
 
-def run(command: Sequence[str | Path], **options: object) -> str:
-    """Standard output of a finished command; a failing one raises Unavailable with its last lines."""
+def run(command: Sequence[str | Path], error: type[Exception] = Unavailable, **options: object) -> str:
+    """Standard output of a finished command; a failing one raises `error` with its last lines."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, **options)  # type: ignore[call-overload]
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise Unavailable(f"{' '.join(map(str, command[:8]))}: " + "\n".join(said[-15:]))
+        raise error(f"{' '.join(map(str, command[:8]))}: " + "\n".join(said[-15:]))
     return str(done.stdout)
 
 
 def _buildah(*words: str | Path) -> str:
     """buildah on a store of ours: no daemon, nothing of the machine's own store is seen or changed."""
     store = CACHE / "store"
-    places = ["--root", store / "root", "--runroot", store / "run", "--storage-driver", "overlay"]
-    return run(["buildah", *places, *words], env={**os.environ, "BUILDAH_ISOLATION": "chroot"}, timeout=1200)
+    # Overlays do not stack: where the cache lies on one, as in many CI containers, layers are copied.
+    driver = "vfs" if run(["stat", "-f", "-c", "%T", CACHE]).strip() == "overlayfs" else "overlay"
+    places = ["--root", store / "root", "--runroot", store / "run", "--storage-driver", driver]
+    env = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+    return run(["buildah", *places, *words], BuildError, env=env, timeout=1200)
 
 
 def _digest(*parts: str | bytes) -> str:
@@ -196,7 +203,7 @@ def build(
     """Archive and name of what the Dockerfile among `sources` (place in the context -> file) makes.
 
     Built unless the same was built before; `prepare` then adds to the context what depends on nothing but the
-    sources and `keys`. Raises Unavailable.
+    sources and `keys`. Raises Unavailable where images cannot be built here, BuildError where these cannot.
     """
     reason = why_not()
     if reason:

@@ -22,7 +22,7 @@ import rootfs
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kai-resource-isolator" / "images"
-LAYER_LIMIT = 8 << 30
+LAYER_LIMIT = 16 << 30
 """Bytes of kept layers after which all are made anew."""
 KEEP = 3
 """Archives of one image that are kept."""

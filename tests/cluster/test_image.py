@@ -100,7 +100,7 @@ def test_image_states_version_user_and_entry_point(isolator: Image) -> None:
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_library_of_both_architectures_is_inside(isolator: Image, arch: str) -> None:
-    """libsync finds an ELF file of each machine, readable by anyone."""
+    """libsync finds an ELF file of each machine, arm64 too (B153), readable by anyone."""
     done = isolator.run(["/opt/isolator/bin/isolator", "libpath", "--arch", arch])
     assert done.returncode == 0, done.stderr
     library = isolator.root / done.stdout.strip().lstrip("/")
@@ -187,3 +187,35 @@ def test_tenant_finds_the_driver_without_its_environment(tenant: Image) -> None:
     """`env -i` loses LD_LIBRARY_PATH; the loader's cache still names the driver."""
     done = tenant.run(["/usr/bin/env", "-i", "/usr/local/bin/memory-limit", "64"])
     assert "allocate 64 MiB: no error" in done.stdout, done.stderr
+
+
+def test_image_script_passes_what_was_given(tmp_path: Path) -> None:
+    """The tool gets name, version, base and mirror; the mirror, which may hold a password, by name alone."""
+    tool = tmp_path / "tool"
+    tool.write_text('#!/bin/sh\n[ "$1" = build ] && printf "%s\\n" "$@" && echo "index=$PIP_INDEX_URL"\n')
+    tool.chmod(0o755)
+    given = {
+        "CONTAINER_TOOL": str(tool),
+        "IMAGE": "r.example/x:1",
+        "BASE": "debian-python",
+        "PATH": "/usr/bin:/bin",
+    }
+    env = given | {"PIP_INDEX_URL": "https://user:secret@mirror.example/simple"}
+    done = subprocess.run([images.ROOT / ".ci/image"], env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    *words, index, hint = done.stdout.splitlines()
+    assert {f"VERSION={images.version()}", "BASE", "PIP_INDEX_URL", "r.example/x:1"} <= set(words)
+    assert not any("secret" in word for word in words) and index.endswith("mirror.example/simple")
+    assert hint.endswith("push r.example/x:1")
+
+
+def test_image_script_says_what_is_missing(tmp_path: Path) -> None:
+    """Without a container tool one line says what to install."""
+    for name in ("bash", "dirname", "sed"):
+        (tmp_path / name).symlink_to(f"/usr/bin/{name}")
+    env = {"PATH": str(tmp_path)}
+    done = subprocess.run(["/bin/bash", images.ROOT / ".ci/image"], env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "image: no docker, podman or buildah works here: install one, or name it in CONTAINER_TOOL"
+    ]

@@ -236,11 +236,18 @@ def test_monitor_may_read_pods_and_nodes(render: Any, events: bool) -> None:
     assert rules == expected[: 3 if events else 2]
 
 
-def test_monitor_service_is_headless(render: Any) -> None:
-    """A virtual address would answer for a random node; other types and the old one stay possible."""
-    assert render("monitor.enabled=true").one("Service", MONITOR)["spec"]["clusterIP"] == "None"
-    for other in ("monitor.service.headless=false", 'monitor.service.type="NodePort"'):
-        assert "clusterIP" not in render("monitor.enabled=true", other).one("Service", MONITOR)["spec"]
+def test_monitor_has_a_headless_service_beside_the_old_one(render: Any) -> None:
+    """A virtual address answers for a random node; 1.1's Service cannot lose its own in an upgrade."""
+    rendered = render("monitor.enabled=true", "monitor.serviceMonitor.enabled=true")
+    old, nodes = rendered.one("Service", MONITOR), rendered.one("Service", f"{MONITOR}-nodes")
+    assert "clusterIP" not in old["spec"]
+    assert nodes["spec"]["clusterIP"] == "None"
+    assert nodes["spec"]["selector"] == old["spec"]["selector"]
+    chosen = rendered.one("ServiceMonitor", MONITOR)["spec"]["selector"]["matchLabels"]
+    labels = [service["metadata"]["labels"] for service in (old, nodes)]
+    assert [chosen.items() <= each.items() for each in labels] == [False, True]
+    kept = render("monitor.enabled=true", 'monitor.service.type="NodePort"').one("Service", MONITOR)
+    assert kept["spec"]["type"] == "NodePort"
 
 
 @pytest.mark.parametrize(

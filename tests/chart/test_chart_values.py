@@ -88,7 +88,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "librarySync.removeTimeoutSeconds": {"librarySync.removeOnUninstall": True},
     "networkPolicy.monitorFrom": {"networkPolicy.enabled": True, "monitor.enabled": True},
     "networkPolicy.apiServerPorts": {"networkPolicy.enabled": True},
-    "monitor.service.headless": {"monitor.service.type": "ClusterIP"},
 }
 NEEDS_BY_PREFIX = {
     "monitor.": {"monitor.enabled": True},

@@ -1,6 +1,6 @@
 """The product on a test's cluster: the chart installed, a simulated GPU on each node, tenants, metrics.
 
-    product.configure({"webhook": {"onNoLimit": "deny"}})       # a context: the shared release, changed for a test
+    product.configure({"webhook": {"onNoLimit": "deny"}})    # a context: the shared release, changed
     cluster.apply(tenant("a", {"gpu-memory": "4096"}), namespace)
     wait_running(cluster, "a", namespace=namespace)
     value(metrics(cluster, "n1"), "hami_vgpu_memory_limit_bytes", pod="a")

@@ -19,9 +19,8 @@ from isolator.webhook import review
 from isolator.webhook.health import Health
 from isolator.webhook.metrics import Metrics
 from isolator.webhook.patch import build_patch as rule_build_patch
-from isolator.webhook.rule import Rule, Verdict
+from isolator.webhook.rule import Rule, Verdict, decide_ephemeral
 from isolator.webhook.rule import decide as rule_decide
-from isolator.webhook.rule import decide_ephemeral
 
 log = logging.getLogger(__name__)
 

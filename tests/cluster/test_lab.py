@@ -72,7 +72,7 @@ class Course:
 
 
 COURSES = {
-    # GKE's nodes have no runtime that brings devices, so the lab's pods are privileged; KAI names them by CDI.
+    # On GKE no runtime brings devices, so the lab's pods are privileged; KAI names the cards as CDI does.
     "lab-flags": Course(tuple(FLAGS), COS_MOUNT, "n1", True, {"version": (0, 17, 0), "cdi": True}),
     "defaults": Course(("--set", "monitor.enabled=true"), names.DEFAULT_VGPU_MOUNT, "n2", False, {}),
 }

@@ -138,12 +138,15 @@ class Kai:
         waiting = [
             p for p in pods if not p["spec"].get("nodeName") and "deletionTimestamp" not in p["metadata"]
         ]
+        pending = {f"{p['metadata']['namespace']}/{p['metadata']['name']}": p for p in waiting}
+        self.failures = {key: why for key, why in self.failures.items() if key in pending}
         if not waiting:
             return
         nodes = self._list(core.list_node)
         self._account(nodes, pods)
-        for pod in sorted(waiting, key=lambda p: str(p["metadata"]["creationTimestamp"])):
-            key = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        for key, pod in sorted(
+            pending.items(), key=lambda item: str(item[1]["metadata"]["creationTimestamp"])
+        ):
             try:
                 self._place(pod, nodes)
                 self.failures.pop(key, None)

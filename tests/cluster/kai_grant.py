@@ -132,5 +132,5 @@ def binding_metadata(
         notes[f"{CDI_ANNOTATION}{name}"] = ",".join(f"{CDI_NAME}{uuid}" for uuid in uuids)
     labels = {GROUP_LABEL: groups[0]}
     if len(groups) > 1:
-        labels = {f"{GROUP_LABEL}/{group}": group for group in groups}
+        labels |= {f"{GROUP_LABEL}/{group}": group for group in groups}
     return {"annotations": notes, "labels": labels}

@@ -218,7 +218,7 @@ def test_binder_writes_the_values() -> None:
     meta = grant.binding_metadata(asked("0.25"), ["g1", "g2"], ["GPU-1", "GPU-2"], "15360", nri)
     assert meta["annotations"]["nvidia.cdi.k8s.io/container.main"].count("GPU-") == 2
     assert meta["annotations"]["nvidia.com/container.main.gpu-memory.request"] == "3840Mi"
-    assert meta["labels"] == {"runai-gpu-group/g1": "g1", "runai-gpu-group/g2": "g2"}
+    assert meta["labels"] == {"runai-gpu-group": "g1", "runai-gpu-group/g1": "g1", "runai-gpu-group/g2": "g2"}
 
 
 def node(name: str, **spec: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ demo: build ## two tenants on one simulated GPU, each held to its quota (ARGS="-
 
 test: build ## unit, native and chart tests, then those on a real cluster (ARGS="-k name")
 	@$(PY) -m pytest -q -n 2 tests/unit tests/native tests/chart $(ARGS)
-	@$(PY) -m pytest -q tests/cluster $(ARGS)
+	@$(MAKE) --no-print-directory test-cluster
 
 test-cluster: build ## the tests on a real cluster alone (root; after make cluster-tools)
 	@$(PY) -m pytest -q tests/cluster $(ARGS)
@@ -78,7 +78,7 @@ fuzz: build ## libFuzzer on the region and the limit parser
 	@tests/fuzz/run $(ARGS)
 
 image: ## build the container image (IMAGE=name:tag BASE=python-image CONTAINER_TOOL=docker|podman|buildah)
-	@.ci/image $(IMAGE)
+	@IMAGE="$(IMAGE)" BASE="$(BASE)" CONTAINER_TOOL="$(CONTAINER_TOOL)" .ci/image
 
 chart: $(SETUP) ## package the Helm chart into dist/
 	@.ci/chart

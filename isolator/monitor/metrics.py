@@ -90,7 +90,6 @@ HOST_ROWS = (
     Row("hami_host_gpu_power_usage_watts", "GPU power usage.", HOST, r.host("power_watts")),
     Row("hami_gpu_memory_limit_bytes", "Memory of the GPU in bytes.", HOST, r.host("memory_total")),
     Row("hami_gpu_memory_allocated_bytes", "Sum of the limits on the GPU in bytes.", HOST, r.allocated),
-    Row("hami_gpu_shared_count", "Containers that share the GPU.", HOST, r.sharing),
 )
 SELF_ROWS = (
     _own("up", "Whether the caches of this node were scanned.", (), r.one(r.up)),
@@ -133,6 +132,8 @@ LEGACY_ROWS = (
     Row("Device_memory_desc_of_container", "Memory usage.", LEGACY_LABELS, r.device("used", "legacy")),
     Row("Device_utilization_desc_of_container", "Utilization.", LEGACY_LABELS, r.device("sm_util", "legacy")),
     Row("Device_last_kernel_of_container", "Seconds since.", LEGACY_LABELS, r.elapsed("legacy")),
+    # A current name of HAMi's scheduler, but `promtool check metrics` keeps _count for histograms.
+    Row("hami_gpu_shared_count", "Containers that share the GPU.", HOST, r.sharing),
 )
 
 

@@ -45,6 +45,8 @@ WORKLOADS = (
 )
 QUICK: dict[str, Any] = {"librarySync": {"interval": 5}, "monitor": {"updateInterval": "1s"}}
 """The shared release looks more often than the default, so that tests wait less."""
+SCRAPED: dict[str, Any] = {"monitor": {"podAnnotations": {"prometheus.io/scrape": "true"}}}
+"""For a Prometheus without its operator, as docs/metrics.md says."""
 
 
 # ---- images and nodes -------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ def make_product(cluster: Cluster) -> Product:
     """The nodes prepared and the shared release installed, monitor on."""
     prepare_nodes(cluster)
     on = {"monitor": {"enabled": True}}
-    made = Product(cluster, merged(image_values(), driver_values(), QUICK, on))
+    made = Product(cluster, merged(image_values(), driver_values(), QUICK, SCRAPED, on))
     made.install(made.values)
     return made
 
@@ -228,10 +230,13 @@ def wait_running(
 # ---- metrics ----------------------------------------------------------------------------------------
 
 
-def metrics_text(cluster: Cluster, node: str) -> str:
-    """What the monitor of a node serves at /metrics, through the API server's proxy."""
-    pod = component_pods(cluster, names.COMPONENT_MONITOR, node)[0]["metadata"]["name"]
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}:{names.MONITOR_PORT}/proxy{names.METRICS_PATH}"
+def metrics_text(cluster: Cluster, node: str = "", component: str = names.COMPONENT_MONITOR) -> str:
+    """What a node's monitor, or a pod of another component, serves at /metrics, by the API server's proxy."""
+    pod = component_pods(cluster, component, node)[0]["metadata"]["name"]
+    scheme, port = ("", names.MONITOR_PORT)
+    if component == names.COMPONENT_WEBHOOK:
+        scheme, port = ("https:", names.WEBHOOK_PORT)
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{scheme}{pod}:{port}/proxy{names.METRICS_PATH}"
     return cluster.kubectl("get", f"--raw={path}")
 
 

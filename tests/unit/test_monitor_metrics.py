@@ -136,7 +136,8 @@ def test_several_pods_on_one_card_are_told_apart(files: Path) -> None:
         "device_type": "NVIDIA-Tesla T4",
         **CONST,
     }
-    assert _get(series, "hami_gpu_shared_count", **host) == 2
+    assert _get(series, "hami_gpu_shared_count", **host) is None
+    assert _get(_series(_full(files), legacy=True), "hami_gpu_shared_count", **host) == 2
     assert _get(series, "hami_gpu_memory_allocated_bytes", **host) == (4147 + 8192) * MIB
     assert _get(series, "hami_host_gpu_memory_used_bytes", **host) == 5000 * MIB
     assert _names(series)["hami_host_gpu_memory_used_bytes"] == 1

@@ -1,0 +1,121 @@
+"""What the API server answers to a pod: the pod and kubectl's warnings, or the refusal; and who was asked."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness import Cluster, ClusterError
+from product import NAMESPACE, component_pods, series
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from verbs import PROGRAMS
+
+from isolator import names
+
+DRY = "--dry-run=server"
+ADMISSIONS = "kai_isolator_admissions_total"
+_ASKED = re.compile(
+    rf'^apiserver_admission_webhook_request_total{{.*name="(?:{re.escape(names.WEBHOOK_NAME)}|'
+    rf'{re.escape(names.WEBHOOK_EPHEMERAL_NAME)})".*}} (\S+)$',
+    re.M,
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`pod` is empty where it was refused; `said` is what kubectl writes to standard error."""
+
+    said: str
+    pod: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str | None:
+        """Our annotation on the pod."""
+        found: str | None = (self.pod["metadata"].get("annotations") or {}).get(names.ANNOTATION_STATUS)
+        return found
+
+    def container(self, name: str = "main") -> dict[str, Any]:
+        """One container, of whichever list."""
+        spec = self.pod["spec"]
+        every = [*spec["containers"], *(spec.get("initContainers") or [])]
+        return next(dict(each) for each in every if each["name"] == name)
+
+    def injected(self) -> list[str]:
+        """Names of the containers that have the library mounted."""
+        spec = self.pod["spec"]
+        every = [*(spec.get("initContainers") or []), *spec["containers"]]
+        return [c["name"] for c in every if names.PRELOAD_FILE in mount_paths(c)]
+
+    def volume(self, name: str) -> dict[str, Any] | None:
+        """One volume of the pod."""
+        found = self.pod["spec"].get("volumes") or []
+        return next((dict(volume) for volume in found if volume["name"] == name), None)
+
+    def ours(self) -> list[str]:
+        """Every name of ours in the pod's spec: volumes, mounts, the variable that only we set."""
+        text = json.dumps(self.pod["spec"])
+        return [name for name in (*names.VOLUMES, names.ENV_ISOLATOR_POD_UID) if name in text]
+
+
+def mount_paths(container: Mapping[str, Any]) -> list[str]:
+    """Where a container mounts something."""
+    return [mount["mountPath"] for mount in container.get("volumeMounts") or []]
+
+
+def submit(cluster: Cluster, document: Mapping[str, Any], namespace: str, *words: str) -> Answer:
+    """`kubectl create` of one object, refused or not; `words` may hold DRY."""
+    argv = [str(PROGRAMS / "kubectl"), "create", f"--namespace={namespace}", "-o=json", "-f=-", *words]
+    done = subprocess.run(
+        argv,
+        env=cluster.environment(),
+        input=json.dumps(document),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return Answer(done.stderr, json.loads(done.stdout) if done.returncode == 0 else {})
+
+
+def accepted(cluster: Cluster, document: Mapping[str, Any], namespace: str, *words: str) -> Answer:
+    """The same where it must not be refused."""
+    answer = submit(cluster, document, namespace, *words)
+    if not answer.pod:
+        raise ClusterError(answer.said)
+    return answer
+
+
+def own_counts(cluster: Cluster) -> dict[tuple[str, str], int]:
+    """The webhook's own count of its answers by action and reason, summed over the replicas."""
+    total: dict[tuple[str, str], int] = {}
+    for pod in component_pods(cluster, names.COMPONENT_WEBHOOK):
+        where = f"https:{pod['metadata']['name']}:{names.WEBHOOK_PORT}"
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{where}/proxy{names.METRICS_PATH}"
+        text = cluster.kubectl("get", f"--raw={path}")
+        samples: list[Sample] = [s for f in text_string_to_metric_families(text) for s in f.samples]
+        for sample in series(samples, ADMISSIONS):
+            key = sample.labels["action"], sample.labels["reason"]
+            total[key] = total.get(key, 0) + int(sample.value)
+    return total
+
+
+class Calls:
+    """How often the API server asks our webhook, and what the webhook counts, since the last look."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.look()
+
+    def look(self) -> tuple[int, dict[tuple[str, str], int]]:
+        """(calls of the API server, answers by action and reason that are new)."""
+        text = self._cluster.kubectl("get", "--raw=/metrics")
+        asked = sum(int(float(count)) for count in _ASKED.findall(text))
+        answered = own_counts(self._cluster)
+        before_asked, before = getattr(self, "_last", (asked, answered))
+        self._last = asked, answered
+        fresh = {key: count - before.get(key, 0) for key, count in answered.items()}
+        return asked - before_asked, {key: count for key, count in fresh.items() if count}

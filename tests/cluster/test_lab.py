@@ -155,7 +155,7 @@ EXPECTED = {(kind, pod, text) for kind, text in (("limit", LIMIT_TEXT), ("used",
 
 
 def test_monitor_shows_limit_and_use(lab: Lab) -> None:
-    """Step 8: a pod that calls the monitor of that node reads both series of both pods, digit by digit."""
+    """Step 8, B168: a pod that calls that node's monitor reads both series of both pods, digit by digit."""
     cluster = lab.cluster
     monitor = given.component_pods(cluster, names.COMPONENT_MONITOR, lab.node)[0]
     # Waits for the next scan: the pods became ready a moment ago.

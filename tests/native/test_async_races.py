@@ -77,7 +77,7 @@ assert refusals() > 0
 
 
 def test_processes_share_one_quota(sim_env: SimEnv, tmp_path: Path) -> None:
-    """Processes of one container together stay under the limit, whatever each asks (B038)."""
+    """Processes of one container together stay under the limit, whatever each asks (B032)."""
     env = sim_env(preload=True, limit="1g")
     code = WORK + "print('ready', flush=True); sys.stdin.readline(); run([int(sys.argv[2])], 800)"
     peers = [

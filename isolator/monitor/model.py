@@ -191,3 +191,5 @@ class Snapshot:
     skipped: Counter[str] = field(default_factory=Counter)
     failed: frozenset[str] = frozenset()
     """Names of sources: caches, pods, nvml, libsync, verdicts, host_pid."""
+    listed: bool = True
+    """Whether the pods were listed once; before that no cache has an owner."""

@@ -101,11 +101,15 @@ def _shared(view: View, parts: Iterable[tuple[str, int]]) -> Points:
     sums: Counter[str] = Counter()
     for uuid, part in parts:
         sums[uuid] += part
+    if not joined(view):
+        return ()
     return ((row.hami, sums[row.hami["device_uuid"]]) for row in view.hosts)
 
 
 def ledger(view: View) -> Points:
     """Sum of what is charged by device: those of a container, and those that NVML lists."""
+    if not joined(view):
+        return ()
     sums: Counter[str] = Counter({row.hami["device_uuid"]: 0 for row in view.hosts})
     for row in view.devices:
         if "used" not in row.device.damaged:
@@ -180,6 +184,11 @@ def nvml_bytes(view: View) -> Points:
 def up(view: View) -> float:
     """Whether the caches were scanned: without them there is nothing to say of containers."""
     return view.up and "caches" not in view.snapshot.failed
+
+
+def joined(view: View) -> bool:
+    """Whether caches and pods are both known: a sum over containers that are not would say 0."""
+    return bool(up(view)) and view.snapshot.listed and "pods" not in view.snapshot.failed
 
 
 def skipped(view: View) -> Points:

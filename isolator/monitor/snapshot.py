@@ -124,6 +124,7 @@ class Composer:
             duration=time.monotonic() - started,
             caches=caches,
             pods=pods,
+            listed=self._pods.listed,
             pod_watch_up=self._pods.up,
             node_gpu_memory_mib=grants.card_mib(self._pods.label),
             libsync=libsync,

@@ -143,6 +143,20 @@ def test_several_pods_on_one_card_are_told_apart(files: Path) -> None:
     assert _names(series)["hami_host_gpu_memory_used_bytes"] == 1
 
 
+@pytest.mark.parametrize(
+    "change", [{"listed": False}, {"failed": frozenset({"pods"})}, {"failed": frozenset({"caches"})}]
+)
+def test_sums_over_unknown_containers_are_absent(tmp_path: Path, change: dict[str, object]) -> None:
+    """Before the pods are listed, or where the caches cannot be scanned, a card's sums are not 0 but unknown."""
+    sums = ("kai_isolator_device_ledger_bytes", "hami_gpu_memory_allocated_bytes", "hami_gpu_shared_count")
+    known, unknown = (
+        _names(_series(_snap(tmp_path, nvml=_nvml(), **more), legacy=True)) for more in ({}, change)
+    )
+    assert [2, 2, 2] == [known[name] for name in sums]
+    assert [0, 0, 0] == [unknown[name] for name in sums]
+    assert unknown["kai_isolator_device_used_bytes"] == 1
+
+
 def test_only_running_containers_of_live_pods_have_series(tmp_path: Path) -> None:
     """B162: ended, deleted and waiting ones have none; one whose process is seen alive does."""
     ended, waiting, gone = (f"{i}{UID[1:]}" for i in "abc")

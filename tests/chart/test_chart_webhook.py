@@ -216,7 +216,7 @@ def test_builtin_certificates_need_one_secret_and_one_configuration(render: Any)
             "apiGroups": [""],
             "resources": ["secrets"],
             "resourceNames": [f"{WEBHOOK}-tls"],
-            "verbs": ["get", "update", "patch"],
+            "verbs": ["get", "patch"],
         },
     ]
     assert rules(rendered, "ClusterRole", WEBHOOK) == [

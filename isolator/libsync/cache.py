@@ -107,7 +107,7 @@ class Caches:
             log.warning("%s: no cache folder is removed", report.unknown)
         self._said = report.unknown
         report.caches = len(folders)
-        now = time.monotonic()
+        now, mount = time.monotonic(), tree.mount_of(fd)
         gone = {}
         # Begins elsewhere each time, so that one tenant's mess does not keep others from their turn.
         self._start = (self._start + 1) % max(1, len(folders))
@@ -119,10 +119,13 @@ class Caches:
                 report.live.append(name)
             left = min(time.monotonic() + FOLDER_SECONDS, now + PASS_SECONDS)
             try:
-                if dead and now - gone[name] >= self.grace:
-                    self._remove(fd, name, left, report)
-                else:
-                    self._bound(fd, name, left, report)
+                with files.folder(name, fd) as opened:
+                    if tree.mount_of(opened) != mount:
+                        continue  # somebody mounted something there: not the tenant's
+                    if dead and now - gone[name] >= self.grace:
+                        self._remove(fd, name, opened, left, report)
+                    else:
+                        self._bound(name, opened, left, report)
             except OSError as error:
                 log.warning("cache folder %s: %s", name, error.strerror)
         self._gone = gone
@@ -136,11 +139,8 @@ class Caches:
             return False
 
     @staticmethod
-    def _remove(fd: int, name: str, until: float, report: Report) -> None:
-        with files.folder(name, fd) as opened:
-            if tree.mount_of(opened) != tree.mount_of(fd):
-                return
-            tree.clear(opened, until, tree.nothing)
+    def _remove(fd: int, name: str, opened: int, until: float, report: Report) -> None:
+        tree.clear(opened, until, tree.nothing)
         try:
             os.rmdir(name, dir_fd=fd)
         except OSError:
@@ -152,14 +152,13 @@ class Caches:
         log.info("cache folder %s removed: its pod is gone", name)
 
     @staticmethod
-    def _bound(fd: int, name: str, until: float, report: Report) -> None:
-        with files.folder(name, fd) as opened:
-            size = tree.measure(opened)
-            if size.complete and size.bytes <= MOST_BYTES:
-                return
-            report.oversized += 1
-            removed = tree.clear(opened, until, _Regions(), nested=name)
-            report.foreign += removed
+    def _bound(name: str, opened: int, until: float, report: Report) -> None:
+        size = tree.measure(opened)
+        if size.complete and size.bytes <= MOST_BYTES:
+            return
+        report.oversized += 1
+        removed = tree.clear(opened, until, _Regions(), nested=name)
+        report.foreign += removed
         if removed:
             log.warning(
                 "cache folder above %d MiB: %d foreign entries removed from %s",

@@ -156,6 +156,17 @@ def test_a_mount_below_a_cache_folder_is_not_entered(node: Node) -> None:
     assert (node.folder / "data" / "keep").read_text() == "theirs"
 
 
+@pytest.mark.parametrize("uid", [UIDS[0], UIDS[1]], ids=["live", "gone"])
+def test_a_mount_in_place_of_a_cache_folder_is_left_alone(node: Node, uid: str) -> None:
+    """Whatever its size, and whether or not its pod is gone: what is mounted there is not the tenant's."""
+    place, data = node.containers / f"{uid}_main", node.folder / "data"
+    place.mkdir(parents=True)
+    data.mkdir()
+    (data / "fill").write_bytes(b"x" * (20 << 20))
+    done = _inside(node, f"mount --bind {data} {place}", "isolator", "isolator --remove; true")
+    assert (done.returncode, os.listdir(data)) == (0, ["fill"]), done.stderr
+
+
 def test_the_chart_capabilities_are_enough(node: Node) -> None:
     """Root without all but CHOWN, DAC_OVERRIDE and FOWNER: installs, repairs, and cleans up after any uid."""
     if not shutil.which("setpriv"):

@@ -12,11 +12,11 @@ from isolator.monitor.grants import Basis, Grant
 from isolator.monitor.model import Cache, Container, PodView, Skip, State, Uncapped, Verdict
 from isolator.region import Region
 
-INJECTED: Final = "injected"
 SKIPPED: Final = "skipped:"
-"""Values of the status annotation: "injected", "skipped: <reason>"."""
+"""The status annotation of a pod that the webhook left alone: "skipped: <reason>"."""
 _NOT_TENANTS: Final = frozenset({"kube-system", names.KAI_NAMESPACE, names.RESERVATION_NAMESPACE})
 _REASON: Final = 80
+NO_LIMIT: Final = "KAI gave no limit"
 
 
 def concerns(container: Container, pod: PodView, schedulers: tuple[str, ...]) -> bool:
@@ -76,6 +76,7 @@ def state(
     no       |        |                     | status "skipped: ..."             | uncapped: skipped
     no       |        |                     |                                   | uncapped: not_injected
     yes      | yes    |                     |                                   | uncapped: bypass
+    yes      | no     |                     | limit file without KAI's limit    | refused
     yes      | no     | skipped, no no_file |                                   | unreadable
     yes      | no     | region of HAMi-core | a device without a limit          | uncapped: no_limit
     yes      | no     | region of HAMi-core | devices                           | enforced
@@ -85,7 +86,6 @@ def state(
     yes      | no     | region of ours      | state unsettled                   | unsettled
     yes      | no     | region of ours      | unknown, live, device without one | uncapped: no_limit
     yes      | no     | region of ours      | unknown                           | idle
-    yes      | no     | none                | status "injected", no limit file  | refused
     yes      | no     | none                |                                   | idle
 
     Idle may also be a program that the loader cannot preload into (static, musl): only NVML tells it apart.
@@ -95,12 +95,12 @@ def state(
         return State.UNCAPPED, kind, why
     if bypass:
         return State.UNCAPPED, Uncapped.BYPASS, "a process uses the GPU that the library does not hold"
+    if container.limit_withheld:  # the file is the authority, whatever a region may say
+        return State.REFUSED, None, NO_LIMIT
     if cache is not None and cache.region is not None:
         return _of_region(cache.region)
     if cache is not None and cache.skipped not in (None, Skip.NO_FILE):
         return State.UNREADABLE, None, f"region file: {cache.skipped}"
-    if container.status_annotation == INJECTED and container.limit_configmap is None:
-        return State.REFUSED, None, "KAI gave no limit: CUDA does not start"
     return State.IDLE, None, "no region yet"
 
 

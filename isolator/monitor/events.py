@@ -1,4 +1,4 @@
-"""Events on pods that run without a limit, past their grant, or with a region that was altered.
+"""Events on pods that run without a limit or are refused CUDA, past their grant, or with an altered region.
 
 One Event a pod and reason: made once, then renewed at most every hour while the finding stands, also after a
 restart of the monitor (its name says which it is). Called from the monitor's background thread, never from
@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from isolator import names
 from isolator.monitor import kube
+from isolator.monitor.enforcement import NO_LIMIT
 from isolator.monitor.model import Snapshot, State, Uncapped, Verdict
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ _NAME: Final = 200
 class Reason(StrEnum):
     """Reasons of our Events."""
 
+    REFUSED = "GPUMemoryRefused"
     UNCAPPED = "GPUMemoryUncapped"
     MISMATCH = "GPUMemoryLimitMismatch"
     TAMPERED = "GPUMemoryTampered"
@@ -47,6 +49,7 @@ _DO: Final = {
     Uncapped.NO_LIMIT: f"check the node's label {names.NODE_LABEL_GPU_MEMORY}, then recreate the pod",
     Uncapped.BYPASS: "use a glibc-based image whose programs are not linked statically",
 }
+_DO_NO_GRANT: Final = "check that KAI's HAMi-core mode is on, then recreate the pod."
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,12 @@ def findings(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _of(verdict: Verdict) -> Iterator[tuple[Reason, str]]:
     where = f"Container {verdict.container}"
+    if verdict.state == State.REFUSED:
+        yield (
+            Reason.REFUSED,
+            f"CUDA does not start in container {verdict.container} ({verdict.reason}): "
+            + (_DO_NO_GRANT if verdict.reason == NO_LIMIT else "its standard error names the cause."),
+        )
     if verdict.state == State.UNCAPPED and verdict.uncapped is not None:
         yield (
             Reason.UNCAPPED,

@@ -98,6 +98,8 @@ class Container:
     fraction: bool = False
     """Whether this is the container that KAI gives the GPU to."""
     limit_configmap: str | None = None
+    limit_withheld: bool = False
+    """Whether the webhook put text that can be no limit in the limit's place: KAI named none."""
 
 
 @dataclass(frozen=True)

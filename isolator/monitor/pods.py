@@ -110,10 +110,13 @@ def _is_injected(spec: Json, container: Json, mount: str) -> bool:
     return upstream and (names.VOLUME_VGPU, mount) in mounts and host == mount
 
 
-def _limit_configmap(spec: Json, container: Json) -> str | None:
-    mounted = any(entry.get("name") == names.VOLUME_LIMIT for entry in _list(container, "volumeMounts"))
-    found = _map(_volume(spec, names.VOLUME_LIMIT), "configMap").get("name")
-    return str(found) if mounted and found else None
+def _limit(spec: Json, container: Json) -> tuple[str | None, bool]:
+    """(KAI's ConfigMap behind the limit file, whether the file holds the pod's UID in place of a limit)."""
+    if not any(entry.get("name") == names.VOLUME_LIMIT for entry in _list(container, "volumeMounts")):
+        return None, False
+    volume = _volume(spec, names.VOLUME_LIMIT)
+    found = _map(volume, "configMap").get("name")
+    return (str(found) if found else None), bool(_map(volume, "downwardAPI"))
 
 
 def _seconds(text: str | None) -> float | None:
@@ -135,6 +138,7 @@ def _containers(pod: Json, annotations: Mapping[str, str], mount: str) -> Iterat
         for index, container in enumerate(_list(spec, key)):
             state = states.get(container["name"], {})
             running = _map(state, "state").get("running")
+            configmap, withheld = _limit(spec, container)
             yield Container(
                 namespace=str(meta["namespace"]),
                 pod=str(meta["name"]),
@@ -147,7 +151,8 @@ def _containers(pod: Json, annotations: Mapping[str, str], mount: str) -> Iterat
                 container_id=str(state.get("containerID") or "").rpartition("://")[2],
                 status_annotation=annotations.get(names.ANNOTATION_STATUS),
                 fraction=wanted == (init, index),
-                limit_configmap=_limit_configmap(spec, container),
+                limit_configmap=configmap,
+                limit_withheld=withheld,
             )
 
 

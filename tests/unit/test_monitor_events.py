@@ -10,6 +10,7 @@ import pytest
 from monitor_apiserver import NODE, ApiServer
 
 from isolator.monitor import events, kube
+from isolator.monitor.enforcement import NO_LIMIT
 from isolator.monitor.events import Reporter
 from isolator.monitor.model import PodView, Snapshot, State, Uncapped, Verdict
 
@@ -83,11 +84,23 @@ def test_mismatch_and_tampering_are_reasons_of_their_own(api: ApiServer, reporte
 
 
 def test_capped_pods_get_no_event(api: ApiServer, reporter: Reporter) -> None:
-    """Enforced, idle and refused containers without a finding are silent."""
-    quiet = [_verdict(s, State(s), mismatch=False, tampered=False) for s in ("enforced", "idle", "refused")]
+    """Enforced and idle containers without a finding are silent."""
+    quiet = [_verdict(s, State(s), mismatch=False, tampered=False) for s in ("enforced", "idle")]
 
     assert reporter.report(_snapshot(*quiet)) == 0
     assert not api.requests
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"), [(NO_LIMIT, "HAMi-core mode"), ("a start of CUDA was refused", "standard error")]
+)
+def test_refused_pod_is_told_why(reason: str, advice: str) -> None:
+    """A container in which CUDA does not start has an Event with the cause and what to do."""
+    (finding,) = events.findings(_snapshot(Verdict("team", "p", "main", State.REFUSED, None, reason)))
+
+    assert finding.reason == "GPUMemoryRefused"
+    assert f"({reason})" in finding.message
+    assert advice in finding.message
 
 
 def test_two_containers_of_a_pod_make_one_event(api: ApiServer, reporter: Reporter) -> None:

@@ -42,6 +42,22 @@ def test_view_of_an_injected_pod() -> None:
     assert container.started == 1785578400.0
 
 
+def test_limit_file_without_kais_limit_is_known_by_its_volume() -> None:
+    """The webhook's first pass: the pod's UID stands in the limit's place, whatever the annotations say."""
+    pod = made.pod(7)
+    (volume,) = [v for v in pod["spec"]["volumes"] if v["name"] == names.VOLUME_LIMIT]
+    del volume["configMap"]
+    source = {"path": names.ENV_MEMORY_LIMIT, "fieldRef": {"fieldPath": "metadata.uid"}}
+    volume["downwardAPI"] = {"items": [source]}
+    pod["metadata"]["annotations"].pop(names.ANNOTATION_STATUS)
+    (container,) = _view(pod).containers
+
+    assert container.injected
+    assert container.limit_withheld
+    assert container.limit_configmap is None
+    assert not _view(made.pod(7)).containers[0].limit_withheld
+
+
 def test_nothing_of_env_and_foreign_annotations_is_kept() -> None:
     """Values of variables and annotations of others never reach the table."""
     pod = made.pod(1, annotations={"gpu-memory": "4096", "secret": "hunter2"})

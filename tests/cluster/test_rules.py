@@ -229,7 +229,7 @@ def test_both_orders_end_in_the_same_pod(
     seen: list[Answer] = []
 
     def kai_was_first() -> bool:
-        """The API server takes a changed configuration in with a delay: KAI's first look says who was first."""
+        """The API server takes a changed configuration in late: KAI's first look says who was first."""
         kai.reviews.clear()
         seen.append(accepted(cluster, tenant("p", MEMORY), namespace, DRY))
         return names.VOLUME_VGPU not in str(kai.reviews[0]["object"])
@@ -240,8 +240,8 @@ def test_both_orders_end_in_the_same_pod(
 
 
 def test_copied_pod_is_made_again(cluster: Cluster, namespace: str, kai: Kai) -> None:
-    """B135: the pod as `kubectl get -o yaml` shows it is accepted under another name: nothing of ours is in it
-    twice, and it runs at its limit."""
+    """B135: the pod as `kubectl get -o yaml` shows it is accepted under another name: nothing of ours is in
+    it twice, and it runs at its limit."""
     accepted(cluster, tenant("first", MEMORY), namespace)
     shown = wait_running(cluster, "first", namespace=namespace, kai=kai)[0]
     cluster.delete("pod", "first", namespace=namespace)
@@ -280,7 +280,7 @@ def test_pod_security_baseline(cluster: Cluster, namespace: str) -> None:
 
 
 def test_privileged_pod_is_warned_of(cluster: Cluster, namespace: str) -> None:
-    """B085: a privileged pod is injected like another, and its author reads that it can go round its limit."""
+    """B085: a privileged pod is injected like another, its author reads that it can go round its limit."""
     rights = {"securityContext": {"privileged": True}}
     answer = accepted(cluster, tenant("p", MEMORY, container=rights), namespace, DRY)
     assert answer.injected() == ["main"]

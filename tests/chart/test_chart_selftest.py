@@ -127,6 +127,16 @@ def test_passes_where_all_answer(render: Any, tmp_path: Path, services: tuple[Se
     assert request["object"]["spec"]["schedulerName"] == "kai-scheduler"
 
 
+def test_asks_every_monitor_at_its_own_port(render: Any) -> None:
+    """They are found by the headless Service, whose addresses are pods: so the container's port counts."""
+    rendered = render("monitor.enabled=true", "monitor.metricsPort=9500", "monitor.service.port=80")
+    (container,) = rendered.one("Pod", f"{RELEASE}-test")["spec"]["containers"]
+    host, _, port = env_of(container)["MONITOR"].partition(":")
+    service = rendered.one("Service", host.partition(".")[0])
+    assert service["spec"]["clusterIP"] == "None"
+    assert port == "9500"
+
+
 def test_fails_where_nothing_is_injected(
     render: Any, tmp_path: Path, services: tuple[Service, Service]
 ) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from isolator import logs
+from isolator.address import split_address
 from isolator.errors import UsageError
 from isolator.libsync.agent import Agent, Options
 from isolator.names import (
     DEFAULT_VGPU_MOUNT,
     ENV_ISOLATOR_POD_UID,
+    ENV_NODE_NAME,
     LIBSYNC_PORT,
     PODS_DIRECTORY,
     PRELOAD_KEY,
@@ -23,10 +25,10 @@ from isolator.names import (
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not [host]:port")
-    return host.strip("[]"), int(port)
+    try:
+        return split_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _seconds(text: str) -> float:
@@ -97,7 +99,7 @@ def main(arguments: list[str]) -> int:
             library=asked.library,
             pods=asked.pods,
             interval=asked.interval,
-            node=os.environ.get("NODE_NAME") or platform.node(),
+            node=os.environ.get(ENV_NODE_NAME) or platform.node(),
             own_pod=os.environ.get(ENV_ISOLATOR_POD_UID) or None,
             remove=asked.remove,
         )

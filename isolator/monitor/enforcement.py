@@ -12,9 +12,6 @@ from isolator.monitor.grants import Basis, Grant
 from isolator.monitor.model import Cache, Container, PodView, Skip, State, Uncapped, Verdict
 from isolator.region import Region
 
-SKIPPED: Final = "skipped:"
-"""The status annotation of a pod that the webhook left alone: "skipped: <reason>"."""
-_NOT_TENANTS: Final = frozenset({"kube-system", names.KAI_NAMESPACE, names.RESERVATION_NAMESPACE})
 _REASON: Final = 80
 NO_LIMIT: Final = "KAI gave no limit"
 
@@ -29,19 +26,19 @@ def concerns(container: Container, pod: PodView, schedulers: tuple[str, ...]) ->
         return False
     if container.injected:
         return True
-    ours = pod.namespace not in _NOT_TENANTS and (not schedulers or pod.scheduler in schedulers)
+    ours = pod.namespace not in names.UNTOUCHED_NAMESPACES and (not schedulers or pod.scheduler in schedulers)
     return ours and container.fraction and any(key in pod.annotations for key in names.TRIGGER_ANNOTATIONS)
 
 
 def why_not_injected(pod: PodView) -> tuple[Uncapped, str]:
     """Why a fraction pod runs without the library, from what it and the webhook left on it."""
-    if pod.annotations.get(names.ANNOTATION_INJECT, "").strip().casefold() == "false":
+    if pod.annotations.get(names.ANNOTATION_INJECT, "").lower() == "false":
         return Uncapped.OPTED_OUT, f"annotation {names.ANNOTATION_INJECT} is false"
     if pod.labels.get(names.LABEL_WEBHOOK) == names.LABEL_WEBHOOK_IGNORE:
         return Uncapped.OPTED_OUT, f"label {names.LABEL_WEBHOOK} is {names.LABEL_WEBHOOK_IGNORE}"
     status = pod.annotations.get(names.ANNOTATION_STATUS, "")
-    if status.startswith(SKIPPED):
-        reason = status.removeprefix(SKIPPED).strip()[:_REASON]
+    if status.startswith(names.STATUS_SKIPPED):
+        reason = status.removeprefix(names.STATUS_SKIPPED).strip()[:_REASON]
         opted_out = reason.replace("-", "_").startswith(("opt", "pod_opt"))
         return (Uncapped.OPTED_OUT if opted_out else Uncapped.SKIPPED), f"webhook: {reason}"
     return Uncapped.NOT_INJECTED, "the webhook did not see the pod"

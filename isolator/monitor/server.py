@@ -13,7 +13,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from isolator import __version__, logs
-from isolator.errors import UnavailableError
+from isolator.address import listen
 from isolator.monitor import kube, settings
 from isolator.monitor.app import create_app
 from isolator.monitor.background import Background
@@ -47,23 +47,6 @@ def _say(given: Settings, port: int) -> None:
     )
 
 
-def _listener(address: str) -> socket.socket:
-    """A bound socket; `:port` takes IPv6 and IPv4 where the node has both. Raises UnavailableError."""
-    host, port = settings.split_address(address)
-    try:
-        if not host and socket.has_dualstack_ipv6():
-            try:
-                return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-            except OSError as error:
-                log.debug("no IPv6 here: %s", error)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot listen on {address} ({error.strerror or error}): set {settings.PREFIX}LISTEN"
-        ) from error
-
-
 def _serve(listener: socket.socket, registry: CollectorRegistry) -> int:
     config = uvicorn.Config(
         create_app(registry),
@@ -87,8 +70,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 def run() -> int:
     """Serves until SIGTERM or SIGINT; exit status.
 
-    Raises UsageError for settings that cannot be used, UnavailableError without a Kubernetes API or where
-    the port is taken.
+    Raises UsageError for settings that cannot be used, a port that is taken among them, UnavailableError
+    without a Kubernetes API.
     """
     given = settings.load()
     logs.setup(given.log_level, given.log_json)
@@ -102,7 +85,7 @@ def run() -> int:
     background = Background(composer.snapshot, watch, reporter)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MonitorCollector(composer.snapshot, given.update_interval, given.legacy_metrics))
-    listener = _listener(given.listen)
+    listener = listen(given.listen, f"{settings.PREFIX}LISTEN")
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, _end)
     _say(given, listener.getsockname()[1])

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from isolator import names
 from isolator.webhook.pod import Container, Pod, quote
 
-NAMESPACES = frozenset({"kube-system", names.KAI_NAMESPACE, names.RESERVATION_NAMESPACE})
-"""Nothing is injected here: the cluster's own pods, KAI's, and the pods that hold GPUs for tenants."""
-
 _SUFFIX = re.compile(r"-i?[0-9]+(?:-evar)?")
 
 

@@ -79,7 +79,8 @@ def _edit(path: str, current: list[Json] | None, ours: Sequence[int], wanted: li
 
 
 def _status(pod: object, view: Pod, verdict: Verdict) -> list[Json]:
-    status = "injected" if verdict.action == "inject" else f"skipped: {verdict.reason}"
+    injected = verdict.action == "inject"
+    status = names.STATUS_INJECTED if injected else f"{names.STATUS_SKIPPED}{verdict.reason}"
     if view.annotations.get(names.ANNOTATION_STATUS) == status:
         return []
     annotation = {names.ANNOTATION_STATUS: status}

@@ -29,7 +29,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Final, Literal
 
 from isolator import names
 from isolator.webhook import advice, guard, items, kai
@@ -38,6 +38,8 @@ from isolator.webhook.pod import Container, Pod, quote, read_pod
 Action = Literal["inject", "release", "skip", "deny"]
 OnNoLimit = Literal["refuse", "release", "deny"]
 
+SANDBOX_CLASSES: Final = ("gvisor", "kata*")
+"""Runtime classes, as globs, in which nothing would enforce a limit."""
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -69,8 +71,8 @@ class Rule:
     mount: str = names.DEFAULT_VGPU_MOUNT
     on_no_limit: OnNoLimit = "refuse"
     pod_opt_out: bool = True
-    schedulers: tuple[str, ...] = ("kai-scheduler",)
-    sandbox_classes: tuple[str, ...] = ("gvisor", "kata*")
+    schedulers: tuple[str, ...] = (names.KAI_SCHEDULER,)
+    sandbox_classes: tuple[str, ...] = SANDBOX_CLASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def decide(pod: object, namespace: str, rule: Rule) -> Verdict:
 
 
 def _not_ours(view: Pod, namespace: str, rule: Rule) -> Reason | None:
-    if namespace in kai.NAMESPACES:
+    if namespace in names.UNTOUCHED_NAMESPACES:
         return Reason.RESERVED_NAMESPACE
     if not kai.is_legacy(view.annotations) and not kai.nvfractions_containers(view.annotations):
         return Reason.NOT_FRACTION

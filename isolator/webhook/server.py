@@ -8,7 +8,6 @@ import datetime as dt
 import gc
 import logging
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +20,14 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from isolator import logs, names
-from isolator.errors import UsageError
+from isolator.address import listen
 from isolator.webhook import certs
 from isolator.webhook.app import create_app
 from isolator.webhook.bundle import BundleWriter, SecretStore
 from isolator.webhook.health import Health
 from isolator.webhook.keeper import Assemble, Bundle, Directory, Keeper, Source
 from isolator.webhook.metrics import Metrics
-from isolator.webhook.settings import PREFIX, Settings, load, split_address
+from isolator.webhook.settings import PREFIX, Settings, load
 from isolator.webhook.tls import ReloadingContext
 
 log = logging.getLogger(__name__)
@@ -144,25 +143,6 @@ class Server(uvicorn.Server):
             woken.clear()
 
 
-def listen(address: str) -> socket.socket:
-    """A socket that listens on `host:port`; without a host, and on [::], on IPv4 and IPv6.
-
-    Raises UsageError where the address cannot be had.
-    """
-    host, port = split_address(address)
-    dual = host in ("", "::") and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual or ":" in host else socket.AF_INET
-    try:
-        bound = socket.create_server(
-            ("::" if dual else host, port), family=family, dualstack_ipv6=dual, backlog=512
-        )
-    except OSError as error:
-        raise UsageError(f"{PREFIX}LISTEN: cannot listen on {address}: {error.strerror or error}") from error
-    # asyncio sets this only on sockets of its own making; without it an answer may wait 40 ms.
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return bound
-
-
 def _placeholder() -> ReloadingContext:
     """A pair that no client trusts, so that /healthz and /readyz answer before the real one is there."""
     pair = certs.issue_ca(dt.datetime.now(dt.UTC), dt.timedelta(days=1))
@@ -205,7 +185,7 @@ def run() -> int:
     health, metrics, context = Health(), Metrics(), _placeholder()
     keeper = Keeper(assembly(settings), context, health, metrics)
     server = Server(create_app(settings.rule(), health, metrics), context, health, settings.drain_seconds)
-    bound = listen(settings.listen)
+    bound = listen(settings.listen, f"{PREFIX}LISTEN")
     keeper.start()
     # What is loaded now stays: looking through it for garbage would pause requests.
     gc.collect()

@@ -147,13 +147,13 @@ def test_several_pods_on_one_card_are_told_apart(files: Path) -> None:
     "change", [{"listed": False}, {"failed": frozenset({"pods"})}, {"failed": frozenset({"caches"})}]
 )
 def test_sums_over_unknown_containers_are_absent(tmp_path: Path, change: dict[str, object]) -> None:
-    """Before the pods are listed, or where the caches cannot be scanned, a card's sums are not 0 but unknown."""
+    """Before the pods are listed, or where the caches cannot be scanned, sums are not 0 but unknown."""
     sums = ("kai_isolator_device_ledger_bytes", "hami_gpu_memory_allocated_bytes", "hami_gpu_shared_count")
     known, unknown = (
         _names(_series(_snap(tmp_path, nvml=_nvml(), **more), legacy=True)) for more in ({}, change)
     )
-    assert [2, 2, 2] == [known[name] for name in sums]
-    assert [0, 0, 0] == [unknown[name] for name in sums]
+    assert [known[name] for name in sums] == [2, 2, 2]
+    assert [unknown[name] for name in sums] == [0, 0, 0]
     assert unknown["kai_isolator_device_used_bytes"] == 1
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 
 from isolator.monitor import settings as monitor
 from isolator.webhook import settings as webhook
 
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "settings.md").read_text()
 ROWS = re.findall(r"^\| `(ISOLATOR_\w+)` \| (.+?) \|", PAGE, re.MULTILINE)
 NAME = re.compile(r"\bISOLATOR_[A-Z][A-Z_]*[A-Z]\b")

@@ -21,9 +21,10 @@ import httpx
 import pytest
 from webhookkit import app_of, material, patch_of, review, serving, until, verdict, write_generation
 
+from isolator.address import listen, split_address
 from isolator.errors import UsageError
 from isolator.webhook import certs, server
-from isolator.webhook.settings import load, split_address
+from isolator.webhook.settings import load
 
 PREFIX = "ISOLATOR_WEBHOOK_"
 
@@ -127,10 +128,10 @@ def test_splits_addresses(value: str, expected: tuple[str, int]) -> None:
 def test_says_when_the_port_is_taken() -> None:
     """A port in use is one line that names the variable."""
     with (
-        server.listen("127.0.0.1:0") as taken,
+        listen("127.0.0.1:0", "X") as taken,
         pytest.raises(UsageError, match="ISOLATOR_WEBHOOK_LISTEN: cannot listen"),
     ):
-        server.listen(f"127.0.0.1:{taken.getsockname()[1]}")
+        listen(f"127.0.0.1:{taken.getsockname()[1]}", f"{PREFIX}LISTEN")
 
 
 def test_listens_on_both_families() -> None:
@@ -138,7 +139,7 @@ def test_listens_on_both_families() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
     for address in (":0", "[::]:0"):
-        with server.listen(address) as bound:
+        with listen(address, "X") as bound:
             port = bound.getsockname()[1]
             for host in ("127.0.0.1", "::1"):
                 socket.create_connection((host, port), 5).close()
@@ -200,7 +201,7 @@ def test_drops_connections_that_send_no_headers(monkeypatch: pytest.MonkeyPatch,
         slow.sendall(sent)
         assert client.get("/healthz").status_code == 200
         assert _closed_within(slow, 5)
-        assert len(served.server.server_state.connections) == 1
+        until(lambda: len(served.server.server_state.connections) == 1)
 
 
 def test_makes_room_for_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +249,7 @@ def test_the_command_serves_and_ends_by_sigterm(tmp_path: Path) -> None:
     """`isolator webhook` with a mounted Secret: start-up line, ready, the lab's pod patched, status 0."""
     data = material()
     write_generation(tmp_path, 1, data)
-    with server.listen("127.0.0.1:0") as free:
+    with listen("127.0.0.1:0", "X") as free:
         port = free.getsockname()[1]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
     own = {"LISTEN": f"127.0.0.1:{port}", "TLS_MODE": "files", "TLS_DIRECTORY": str(tmp_path)}

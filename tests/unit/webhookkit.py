@@ -21,12 +21,13 @@ import jsonpatch
 from fastapi import FastAPI
 from kubernetes.client.configuration import Configuration
 
+from isolator.address import listen
 from isolator.webhook import certs
 from isolator.webhook.app import create_app
 from isolator.webhook.health import Health
 from isolator.webhook.kube import Api
 from isolator.webhook.metrics import Metrics
-from isolator.webhook.server import Server, listen
+from isolator.webhook.server import Server
 from isolator.webhook.settings import load
 from isolator.webhook.tls import ReloadingContext
 
@@ -137,7 +138,7 @@ def serving(app: FastAPI | None = None, health: Health | None = None, drain: flo
     data = material()
     context = ReloadingContext(data[certs.CERTIFICATE], data[certs.KEY])
     server = Server(app or app_of(health=health), context, health, drain)
-    bound = listen("127.0.0.1:0")
+    bound = listen("127.0.0.1:0", "X")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     try:

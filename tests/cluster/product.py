@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -265,6 +264,5 @@ def value(samples: Sequence[Sample], name: str, **labels: str) -> float | None:
 def make_kai(cluster: Cluster) -> Iterator[Kai]:
     """KAI's double in hamicore mode, on nodes that are labelled as T4s; no runtime class is set."""
     cluster.label_gpu(15360)
-    version = tuple(int(part) for part in os.environ.get("KAI_VERSION", "0.18.2").split("."))
-    with Kai(cluster, runtime_class="", version=version) as made:
+    with Kai(cluster, runtime_class="") as made:
         yield made

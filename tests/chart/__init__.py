@@ -1,0 +1,1 @@
+"""A package, so that its conftest.py does not take the place of tests/conftest.py."""

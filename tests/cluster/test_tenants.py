@@ -15,6 +15,7 @@ from product import STATE, Product, metrics, tenant, value, wait_running
 
 from isolator import names
 
+pytestmark = pytest.mark.cluster
 MOUNT = names.DEFAULT_VGPU_MOUNT
 ROOM = f"hostile-{uuid.uuid4().hex[:8]}"
 LIMIT_MIB, GIB = 4147, 1 << 30
@@ -51,7 +52,8 @@ def attacks(uid: str) -> dict[str, Attack]:
         "LD_PRELOAD": "''",
     }
     dropped = [names.ENV_MEMORY_LIMIT, names.ENV_SHARED_CACHE, names.ENV_ISOLATOR_POD_UID, *elsewhere]
-    own = [{"name": name, "value": text.strip("'")} for name, text in elsewhere.items() if "DISABLE" not in name]
+    kept = {name: text.strip("'") for name, text in elsewhere.items() if name != names.ENV_DISABLE_CONTROL}
+    own = [{"name": name, "value": text} for name, text in kept.items()]
     volumes = [{"name": name, "emptyDir": {}} for name in names.VOLUMES]
     whole = {"name": names.VOLUME_CONTAINERS, "mountPath": "/all"}
     library = {"name": names.VOLUME_VGPU, "mountPath": "/vgpu"}
@@ -171,7 +173,9 @@ def test_a_mount_over_the_library_is_denied_with_a_reason(
 ) -> None:
     """The API server refuses the pod and repeats our one line: which mount, where, what to do."""
     mounts = {"volumeMounts": [{"name": "held", "mountPath": path}]}
-    with pytest.raises(ClusterError, match="would hide the GPU memory limit: mount it neither at /, /etc") as no:
+    with pytest.raises(
+        ClusterError, match="would hide the GPU memory limit: mount it neither at /, /etc"
+    ) as no:
         cluster.apply(tenant("covers", container=mounts, volumes=[HELD]), namespace)
     assert f'mount of "held" at "{path}"' in str(no.value)
     assert names.WEBHOOK_NAME in str(no.value)
@@ -188,8 +192,8 @@ def test_an_edit_of_kais_configmap_does_not_reach_a_running_container(
 ) -> None:
     """The volume has the new text, the container the old: every later program stays at the first limit.
 
-    Whoever may edit that ConfigMap gets the new limit with the container's next start, never unseen: metric and
-    event say that it is above KAI's grant.
+    Whoever may edit that ConfigMap gets the new limit with the container's next start, never unseen: metric
+    and event say that it is above KAI's grant.
     """
     command = ["sh", "-c", "until [ -e /tmp/again ]; do sleep 0.2; done"]
     cluster.apply(tenant("edits", command=command), namespace)

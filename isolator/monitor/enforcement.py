@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from isolator import names
+from isolator import fraction, names
 from isolator._core import lib
 from isolator.monitor import grants
 from isolator.monitor.grants import Basis, Grant
@@ -27,7 +27,7 @@ def concerns(container: Container, pod: PodView, schedulers: tuple[str, ...]) ->
     if container.injected:
         return True
     ours = pod.namespace not in names.UNTOUCHED_NAMESPACES and (not schedulers or pod.scheduler in schedulers)
-    return ours and container.fraction and any(key in pod.annotations for key in names.TRIGGER_ANNOTATIONS)
+    return ours and container.fraction and fraction.is_legacy(pod.annotations)
 
 
 def why_not_injected(pod: PodView) -> tuple[Uncapped, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from isolator import names
+from isolator import fraction, names
 from isolator.monitor.model import Container, PodView
 
 MAX_PODS: Final = 1000
@@ -40,27 +40,12 @@ def _map(owner: Json, key: str) -> Json:
     return owner.get(key) or {}
 
 
-def _nvfractions_container(key: str) -> str | None:
-    """The container that a KAI 0.18 request or limit annotation names."""
-    for end in (names.NVFRACTIONS_REQUEST, names.NVFRACTIONS_LIMIT):
-        if key.startswith(names.NVFRACTIONS_PREFIX) and key.endswith(end):
-            return key[len(names.NVFRACTIONS_PREFIX) : -len(end)]
-    return None
-
-
-def is_fraction(annotations: Mapping[str, str]) -> bool:
-    """Whether KAI takes the pod for a fraction pod: a trigger annotation is present, even if empty."""
-    return any(key in annotations for key in names.TRIGGER_ANNOTATIONS) or any(
-        _nvfractions_container(key) for key in annotations
-    )
-
-
-def _has_limit_key(container: Json, prefix: str | None) -> bool:
+def _has_limit_key(container: Json, prefix: str) -> bool:
     """Whether the container's limit comes from a ConfigMap of KAI's for this pod."""
     for entry in _list(container, "env"):
         if entry.get("name") == names.ENV_MEMORY_LIMIT:
             source = _map(_map(entry, "valueFrom"), "configMapKeyRef").get("name")
-            return bool(source) and (prefix is None or str(source).startswith(f"{prefix}-"))
+            return fraction.is_kais(str(source), prefix)
     return False
 
 
@@ -70,23 +55,22 @@ def target(spec: Json, annotations: Mapping[str, str]) -> tuple[bool, int] | Non
     The one container that carries KAI's key wins over the annotations: something that came later may have
     put a container in front. Where several carry one, the annotations decide.
     """
-    if not is_fraction(annotations):
+    if not fraction.is_fraction(annotations):
         return None
     places = [
         (init, index, container)
         for init, key in ((True, "initContainers"), (False, "containers"))
         for index, container in enumerate(_list(spec, key))
     ]
-    prefix = annotations.get(names.ANNOTATION_CONFIGMAP)
+    prefix = annotations.get(names.ANNOTATION_CONFIGMAP, "")
     marked = [(init, index) for init, index, container in places if _has_limit_key(container, prefix)]
     if len(marked) == 1:
         return marked[0]
-    named = annotations.get(names.ANNOTATION_CONTAINER) or next(
-        (found for key in annotations if (found := _nvfractions_container(key))), None
-    )
-    if named is None:
+    asked = fraction.named(annotations)
+    if not asked:
         return (False, 0)
-    return next(((init, index) for init, index, container in places if container.get("name") == named), None)
+    found = ((init, index) for init, index, container in places if [container.get("name")] == asked)
+    return next(found, None)
 
 
 def _volume(spec: Json, name: str) -> Json:

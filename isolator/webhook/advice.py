@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from isolator import names
-from isolator.webhook import kai
+from isolator import fraction, names
 from isolator.webhook.pod import Container, Json, Pod, as_object, quote
 
 _INTEGER = re.compile(r"[0-9]{1,18}")
@@ -73,7 +72,7 @@ def on_target(container: Container, annotations: dict[str, str]) -> list[str]:
 def _is_kais_reference(entry: Json, prefix: str) -> bool:
     source = entry.get("valueFrom")
     reference = source.get("configMapKeyRef") if isinstance(source, dict) else None
-    return bool(prefix) and isinstance(reference, dict) and kai.is_kais(str(reference.get("name")), prefix)
+    return isinstance(reference, dict) and fraction.is_kais(str(reference.get("name")), prefix)
 
 
 def on_replaced(container: Container, required: list[Json]) -> list[str]:

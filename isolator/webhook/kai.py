@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from isolator import names
+from isolator import fraction, names
 from isolator.webhook.pod import Container, Pod, quote
-
-_SUFFIX = re.compile(r"-i?[0-9]+(?:-evar)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +21,15 @@ class Marks:
     moved: bool = False
 
 
-def is_legacy(annotations: dict[str, str]) -> bool:
-    """Whether one of the two annotations that always make a fraction pod is present, empty or not."""
-    return any(key in annotations for key in names.TRIGGER_ANNOTATIONS)
-
-
-def nvfractions_containers(annotations: dict[str, str]) -> list[str]:
-    """Container names in the keys nvidia.com/container.<name>.gpu-memory.request and .limit, each once."""
-    found = set()
-    for key in annotations:
-        if not key.startswith(names.NVFRACTIONS_PREFIX):
-            continue
-        for suffix in (names.NVFRACTIONS_REQUEST, names.NVFRACTIONS_LIMIT):
-            if key.endswith(suffix) and len(key) > len(names.NVFRACTIONS_PREFIX) + len(suffix):
-                found.add(key[len(names.NVFRACTIONS_PREFIX) : -len(suffix)])
-    return sorted(found)
-
-
 def resolve(pod: Pod) -> tuple[Container | None, str]:
     """The container that KAI gives the GPU, or None and the sentence why KAI will refuse the pod."""
-    asked = pod.annotations.get(names.ANNOTATION_CONTAINER, "")
-    keyed = nvfractions_containers(pod.annotations)
-    if len(keyed) > 1:
-        return None, f"annotations name {len(keyed)} containers for one GPU share, KAI serves one"
-    if asked and keyed and asked != keyed[0]:
-        return None, f"annotations disagree on the container: {quote(asked)} and {quote(keyed[0])}"
-    name = asked or (keyed[0] if keyed else "")
-    if not name:
+    named = fraction.named(pod.annotations)
+    if len(named) > 1:
+        shown = ", ".join(map(quote, named[:4]))
+        return None, f"annotations disagree on the container ({shown}): KAI gives a GPU share to one"
+    if not named:
         return pod.first, ""
+    (name,) = named
     found = pod.named(name)
     return found, "" if found else f"no container is called {quote(name)}"
 
@@ -72,7 +50,7 @@ def find_marks(pod: Pod) -> Marks:
     sources = {
         configmap
         for variable, configmap, _ in target.references()
-        if variable in names.KAI_ENV and is_kais(configmap, prefix)
+        if variable in names.KAI_ENV and fraction.is_kais(configmap, prefix)
     }
     limits = {
         configmap
@@ -86,15 +64,10 @@ def find_marks(pod: Pod) -> Marks:
     return Marks(marked, current, moved=current not in sources)
 
 
-def is_kais(configmap: str, prefix: str) -> bool:
-    """Whether KAI would write a ConfigMap of that name for this pod."""
-    return configmap.startswith(prefix) and _SUFFIX.fullmatch(configmap, len(prefix)) is not None
-
-
 def _refers(container: Container, prefix: str) -> bool:
-    if any(is_kais(configmap, prefix) for configmap in container.bulk_references()):
+    if any(fraction.is_kais(configmap, prefix) for configmap in container.bulk_references()):
         return True
     return any(
-        variable in names.KAI_ENV and is_kais(configmap, prefix)
+        variable in names.KAI_ENV and fraction.is_kais(configmap, prefix)
         for variable, configmap, _ in container.references()
     )

@@ -31,7 +31,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
-from isolator import names
+from isolator import fraction, names
 from isolator.webhook import advice, guard, items, kai
 from isolator.webhook.pod import Container, Pod, quote, read_pod
 
@@ -114,7 +114,7 @@ def decide(pod: object, namespace: str, rule: Rule) -> Verdict:
         shown = ", ".join(quote(c.name) for c in marks.containers[:4])
         message = f"containers {shown} all take their GPU from KAI: only one can be limited"
         return Verdict("deny", Reason.AMBIGUOUS_TARGET, message=message)
-    if not kai.is_legacy(view.annotations) and marks.configmap is None:
+    if not fraction.is_legacy(view.annotations) and marks.configmap is None:
         return Verdict("skip", Reason.NVFRACTIONS)
     target, problem = (marks.containers[0], "") if marks.containers else kai.resolve(view)
     if target is None:
@@ -132,7 +132,7 @@ def decide(pod: object, namespace: str, rule: Rule) -> Verdict:
 def _not_ours(view: Pod, namespace: str, rule: Rule) -> Reason | None:
     if namespace in names.UNTOUCHED_NAMESPACES:
         return Reason.RESERVED_NAMESPACE
-    if not kai.is_legacy(view.annotations) and not kai.nvfractions_containers(view.annotations):
+    if not fraction.is_fraction(view.annotations):
         return Reason.NOT_FRACTION
     if rule.schedulers and view.scheduler not in rule.schedulers:
         return Reason.OTHER_SCHEDULER

@@ -77,6 +77,7 @@ def test_nothing_of_env_and_foreign_annotations_is_kept() -> None:
         ({"gpu-memory": "1", names.ANNOTATION_CONTAINER: "setup"}, ["setup"]),
         ({"gpu-memory": "1", names.ANNOTATION_CONTAINER: "nobody"}, []),
         ({"nvidia.com/container.b.gpu-memory.request": "1Gi"}, ["b"]),
+        ({"nvidia.com/container.b.gpu-memory.request": "1Gi", names.ANNOTATION_CONTAINER: "a"}, []),
         ({"nvidia.com/container.b.gpus.devices": "0"}, []),
         ({names.ANNOTATION_CONTAINER: "b"}, []),
         ({}, []),
@@ -92,7 +93,9 @@ def test_target_is_the_container_that_kai_picks(annotations: dict[str, str], tar
 
 def test_container_with_kais_key_is_the_target() -> None:
     """A container that was put in front later does not take the target's place."""
-    late = made.pod(1, containers=[made.container("late"), made.container("real") | {"env": [KAI_ENV]}])
+    annotations = {"gpu-memory": "1", names.ANNOTATION_CONFIGMAP: "p-abc-shared-gpu"}
+    containers = [made.container("late"), made.container("real") | {"env": [KAI_ENV]}]
+    late = made.pod(1, annotations=annotations, containers=containers)
 
     assert _target(late) == ["real"]
 

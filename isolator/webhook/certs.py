@@ -19,8 +19,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_LIFE: Final = dt.timedelta(days=3652)
 LEAF_LIFE: Final = dt.timedelta(days=365)
-BACKDATED: Final = dt.timedelta(minutes=5)
-"""The clock of the API server may be behind ours."""
+BACKDATED: Final = dt.timedelta(hours=1)
+"""Clocks of the API server and of the other replica may be behind ours: what is not valid yet is refused by
+the one and written anew by the other."""
 RENEW_AFTER: Final = 2 / 3
 """Share of a certificate's life after which it is due."""
 
@@ -153,7 +154,8 @@ def leaf_fault(pem: bytes, hosts: Iterable[str], now: dt.datetime) -> str | None
         leaf = x509.load_pem_x509_certificates(pem)[0]
     except ValueError:
         return "is not a PEM certificate"
-    missing = sorted(set(hosts) - _dns_names(leaf))
+    made_for = _dns_names(leaf)
+    missing = sorted(host for host in hosts if not {host, f"*.{host.partition('.')[2]}"} & made_for)
     if missing:
         return f"is not made for {missing[0]}"
     if now >= leaf.not_valid_after_utc:

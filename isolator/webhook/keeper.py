@@ -6,9 +6,10 @@ is logged once when it appears and once when it is over.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -74,10 +75,12 @@ class Keeper(threading.Thread):
         health: Health,
         metrics: Metrics,
         interval: float = INTERVAL,
+        hosts: Sequence[str] = (),
     ) -> None:
+        """`hosts`: the webhook's names; a certificate for others is served with a warning."""
         super().__init__(name="certificates", daemon=True)
         self._assemble, self._context, self._health, self._metrics = assemble, context, health, metrics
-        self._interval = interval
+        self._interval, self._hosts = interval, hosts
         self._parts: tuple[Source, Bundle | None] | None = None
         self._served: Mapping[str, bytes] = {}
         self._said: dict[str, str] = {}
@@ -145,6 +148,9 @@ class Keeper(threading.Thread):
         self._metrics.expiry.set(ends.timestamp())
         self._health.certificate = None
         log.info("serving a certificate that ends at %s", f"{ends:%Y-%m-%dT%H:%M:%SZ}")
+        wrong = certs.leaf_fault(data[certs.CERTIFICATE], self._hosts, dt.datetime.now(dt.UTC))
+        if wrong:
+            log.warning("the API server will not accept the certificate: it %s; replace it", wrong)
 
     def _bundle(self) -> None:
         assert self._parts is not None

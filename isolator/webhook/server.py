@@ -183,7 +183,9 @@ def run() -> int:
         "|".join(names.TRIGGER_ANNOTATIONS),
     )
     health, metrics, context = Health(), Metrics(), _placeholder()
-    keeper = Keeper(assembly(settings), context, health, metrics)
+    # The second name is the one that the API server calls.
+    hosts = certs.service_names(settings.service, settings.namespace)[1:2] if settings.namespace else ()
+    keeper = Keeper(assembly(settings), context, health, metrics, hosts=hosts)
     server = Server(create_app(settings.rule(), health, metrics), context, health, settings.drain_seconds)
     bound = listen(settings.listen, f"{PREFIX}LISTEN")
     keeper.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import socket
 import ssl
 from pathlib import Path
@@ -32,7 +33,7 @@ def _verify(leaf: bytes, bundle: bytes, host: str, now: dt.datetime) -> None:
 def test_makes_a_certificate_that_clients_take(host: str) -> None:
     """The serving certificate verifies against its own bundle for each name of the Service (B075)."""
     data = material(HOSTS)
-    for when in (NOW - dt.timedelta(minutes=4), NOW, NOW + dt.timedelta(days=364)):
+    for when in (NOW - dt.timedelta(minutes=59), NOW, NOW + dt.timedelta(days=364)):
         _verify(data[certs.CERTIFICATE], data[certs.CA], host, when)
     with pytest.raises(VerificationError):
         _verify(data[certs.CERTIFICATE], data[certs.CA], "other.test.svc", NOW)
@@ -46,7 +47,7 @@ def test_makes_the_kind_of_certificates_that_are_promised() -> None:
     leaf = certs.issue_leaf(ca, HOSTS, NOW)
     for pair in (ca, leaf):
         assert isinstance(pair.key.curve, ec.SECP256R1)
-        assert pair.certificate.not_valid_before_utc == NOW - dt.timedelta(minutes=5)
+        assert pair.certificate.not_valid_before_utc == NOW - dt.timedelta(hours=1)
     assert ca.certificate.not_valid_after_utc - NOW == dt.timedelta(days=3652)
     assert leaf.certificate.not_valid_after_utc - NOW == dt.timedelta(days=365)
     basic = ca.certificate.extensions.get_extension_for_class(x509.BasicConstraints)
@@ -196,6 +197,24 @@ def test_serves_a_renewed_secret_without_a_restart(tmp_path: Path) -> None:
         finally:
             keeper.stop()
             keeper.join(5)
+
+
+@pytest.mark.parametrize(
+    ("made_for", "warned"), [(HOSTS, False), (("*.test.svc",), False), (("*.svc",), True), (("other",), True)]
+)
+def test_warns_of_a_certificate_for_another_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, made_for: tuple[str, ...], warned: bool
+) -> None:
+    """A pair of somebody else's that the API server would not accept is served, and a line says why."""
+    data = material(made_for)
+    for name, content in data.items():
+        (tmp_path / name).write_bytes(content)
+    context = ReloadingContext(data[certs.CERTIFICATE], data[certs.KEY])
+    source = Directory(tmp_path, with_ca=False)
+    keeper = Keeper(lambda: (source, None), context, Health(), Metrics(), hosts=HOSTS[1:2])
+    assert keeper.round() and keeper.round()
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(said) == warned and all(f"is not made for {HOSTS[1]}" in line for line in said)
 
 
 def test_keeps_the_pair_while_a_new_one_does_not_fit(tmp_path: Path) -> None:

@@ -145,8 +145,6 @@ METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
 METRIC_PREFIX_VGPU: Final = "hami_vgpu_"
-METRIC_PREFIX_CONTAINER: Final = "hami_container_"
-METRIC_PREFIX_HOST: Final = "hami_host_gpu_"
 METRIC_PREFIX_OWN: Final = "kai_isolator_"
 """HAMi's names for what its dashboards show, an own prefix for our own health."""
 METRIC_LABELS: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from isolator import names
@@ -54,6 +55,8 @@ async def _body(request: Request) -> bytes:
                 body += chunk
                 if len(body) > review.MAX_BODY:
                     raise too_large
+    except ClientDisconnect as error:
+        raise _Refused(400, "the client went away before the body was there") from error
     except TimeoutError as error:
         raise _Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
     return bytes(body)

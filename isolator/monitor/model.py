@@ -18,8 +18,8 @@ from isolator.region import Region
 class Skip(StrEnum):
     """Why a cache folder or file gives no series; label value, so the set is closed."""
 
-    NO_POD = "no_pod"  # no pod of this node has the folder's UID, or it has no such container
-    NOT_RUNNING = "not_running"  # the pod has ended, or its container does not run
+    NO_POD = "no_pod"  # no unfinished pod of this node has the folder's UID, or it has no such container
+    NOT_RUNNING = "not_running"  # its container does not run
     NAME = "name"  # not <podUID>_<container>
     NOT_DIRECTORY = "not_directory"  # a file, link, FIFO, ... where a container's folder belongs
     NO_FILE = "no_file"  # a folder without any *.cache: CUDA was not started in it yet

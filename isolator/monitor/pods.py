@@ -26,7 +26,8 @@ _ANNOTATIONS: Final = frozenset(
     }
 )
 _TEXT: Final = 253
-_ENDED: Final = ("Succeeded", "Failed")
+ENDED: Final = ("Succeeded", "Failed")
+"""Phases of a pod that does not run again."""
 
 Json = Mapping[str, Any]
 
@@ -161,7 +162,7 @@ def view(pod: Json, mount: str) -> PodView:
         annotations=annotations,
         labels={} if label is None else {names.LABEL_WEBHOOK: str(label)},
         scheduler=str(spec.get("schedulerName") or ""),
-        live=status.get("phase") not in _ENDED,
+        live=status.get("phase") not in ENDED,
     )
 
 

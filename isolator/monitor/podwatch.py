@@ -24,6 +24,8 @@ from isolator.monitor.model import PodView
 log = logging.getLogger(__name__)
 
 _PODS: Final = "/api/v1/pods"
+_UNFINISHED: Final = f"status.phase!={',status.phase!='.join(pods.ENDED)}"
+"""Finished pods stay in the API in any number and of any size; one that ends is told as deleted."""
 _SILENCE: Final = 90.0
 """Seconds without a line after which a watch is opened anew; bookmarks come every minute."""
 _WATCH: Final = 300
@@ -50,6 +52,7 @@ class PodWatch:
     ) -> None:
         self._api, self._node, self._mount = api, node, mount
         self._resync, self._wait_min, self._silence = resync, wait_min, silence
+        self._selector = f"spec.nodeName={node},{_UNFINISHED}"
         self._table = pods.PodTable()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pod-watch", daemon=True)
@@ -147,7 +150,7 @@ class PodWatch:
     def _list(self) -> None:
         # From the server's cache, but no older than what we have; after any refusal, from the source.
         version, self._version = self._version, None
-        query = {"fieldSelector": f"spec.nodeName={self._node}"}
+        query = {"fieldSelector": self._selector}
         found = self._api.ask(_PODS, query | ({"resourceVersion": version} if version else {}))
         self._table.replace(view for item in found.get("items") or () if (view := self._view(item)))
         self._version = found["metadata"]["resourceVersion"]
@@ -166,7 +169,7 @@ class PodWatch:
     def _follow(self, seconds: int) -> None:
         """One watch; it ends by the server's clock, by silence, or with an error."""
         query = {
-            "fieldSelector": f"spec.nodeName={self._node}",
+            "fieldSelector": self._selector,
             "resourceVersion": self._version or "",
             "watch": "true",
             "allowWatchBookmarks": "true",

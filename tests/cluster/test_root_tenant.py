@@ -268,14 +268,11 @@ def test_a_raised_limit_in_the_region_is_ignored_and_reported_as_tampered(room: 
     said = room.run("root", "env", f"BUSY={BUSY}", f"SCRIBBLE={SCRIBBLE}", "sh", "-c", script)
     assert "allocate 3 GiB: out of memory" in said and "allocate 2 GiB: no error" in said, said
     room.wait_value("kai_isolator_region_tampered", "root", 1)
-    wait_for(lambda: "GPUMemoryTampered" in _reasons(room, "root"), 60, "the event", every=0.5)
+    events = lambda: [each["reason"] for each in room.cluster.events("root", namespace=ROOM)]  # noqa: E731
+    wait_for(lambda: "GPUMemoryTampered" in events(), 60, "the event", every=0.5)
     room.run("root", "sh", "-c", f"kill $(cat /tmp/holder) && rm -f {CONTAINERS}/*")
     room.passes("root")
     room.wait_value("kai_isolator_region_tampered", "root", 0)
-
-
-def _reasons(room: Room, name: str) -> set[str]:
-    return {each["reason"] for each in room.cluster.events(name, namespace=ROOM)}
 
 
 def test_a_filled_cache_folder_is_emptied_but_for_the_region(room: Room) -> None:

@@ -139,8 +139,8 @@ def test_the_process_installs_at_once_answers_and_ends_at_once(node: Node) -> No
         assert _ask(port, "/metrics")[0] == 404
         node.library.unlink()
         child.send_signal(signal.SIGHUP)
-        _until(node.library.exists)
-        assert _status(node)["repairs"] == 1
+        _until(lambda: _status(node)["repairs"] == 1)  # written after the library
+        assert node.library.exists()
         node.library.unlink()
         (node.library / "x").mkdir(parents=True)
         child.send_signal(signal.SIGHUP)

@@ -1,4 +1,6 @@
-"""What the API server answers to a pod: the pod and kubectl's warnings, or the refusal; and who was asked."""
+"""What the API server answers to a pod: the pod and kubectl's warnings, or the refusal; who was asked for it;
+and what the monitor tells of it later.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import Cluster, ClusterError
-from product import NAMESPACE, component_pods, series
+from harness import Cluster, ClusterError, wait_for
+from product import NAMESPACE, component_pods, metrics, series, value
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from verbs import PROGRAMS
@@ -108,14 +110,54 @@ class Calls:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.look()
+        self._last = self._now()
+
+    def _now(self) -> tuple[int, dict[tuple[str, str], int]]:
+        text = self._cluster.kubectl("get", "--raw=/metrics")
+        return sum(int(float(count)) for count in _ASKED.findall(text)), own_counts(self._cluster)
 
     def look(self) -> tuple[int, dict[tuple[str, str], int]]:
         """(calls of the API server, answers by action and reason that are new)."""
-        text = self._cluster.kubectl("get", "--raw=/metrics")
-        asked = sum(int(float(count)) for count in _ASKED.findall(text))
-        answered = own_counts(self._cluster)
-        before_asked, before = getattr(self, "_last", (asked, answered))
-        self._last = asked, answered
+        (before_asked, before), self._last = self._last, self._now()
+        asked, answered = self._last
         fresh = {key: count - before.get(key, 0) for key, count in answered.items()}
         return asked - before_asked, {key: count for key, count in fresh.items() if count}
+
+
+class Watch:
+    """What the monitor of its node tells about a running pod."""
+
+    def __init__(self, cluster: Cluster, namespace: str, pod: str) -> None:
+        self.cluster, self.namespace, self.pod = cluster, namespace, pod
+        self.node = cluster.get("pod", pod, namespace=namespace)["spec"]["nodeName"]
+
+    def states(self) -> set[str]:
+        """The states that hold for its containers."""
+        found = series(
+            metrics(self.cluster, self.node),
+            "kai_isolator_container_state",
+            namespace=self.namespace,
+            pod=self.pod,
+        )
+        return {each.labels["state"] for each in found if each.value == 1}
+
+    def uncapped(self, reason: str) -> float:
+        """Uncapped containers of the node for this reason."""
+        found = value(metrics(self.cluster, self.node), "kai_isolator_uncapped_containers", reason=reason)
+        assert found is not None
+        return found
+
+    def wait_state(self, state: str) -> None:
+        """Waits until that is the state of its one container."""
+        wait_for(lambda: self.states() == {state}, 30, f"state {state}")
+
+    def wait_event(self, reason: str, text: str, timeout: float = 60) -> None:
+        """Waits for a warning Event of ours on the pod."""
+
+        def told() -> bool:
+            found = self.cluster.events(self.pod, namespace=self.namespace)
+            return any(
+                e["reason"] == reason and e["type"] == "Warning" and text in e["message"] for e in found
+            )
+
+        wait_for(told, timeout, f"Event {reason} with {text!r}")

@@ -33,7 +33,8 @@ def default_pod(annotations: dict[str, str] | None = None, **spec: Any) -> dict[
 @pytest.fixture(scope="module")
 def reserved(cluster: Cluster) -> Iterator[str]:
     """KAI's namespace of reservation pods."""
-    cluster.kubectl("create", "namespace", names.RESERVATION_NAMESPACE)
+    metadata = {"name": names.RESERVATION_NAMESPACE}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     words = ["serviceaccount", "default", "--ignore-not-found", "-o=name"]
     wanted = ["get", f"--namespace={names.RESERVATION_NAMESPACE}", *words]
     wait_for(lambda: cluster.kubectl(*wanted), 30, "its service account")

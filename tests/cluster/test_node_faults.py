@@ -60,7 +60,8 @@ def test_a_node_that_is_cut_off_goes_on_holding_and_showing_its_tenants(
             "the monitor to see that its watch is down",
             every=0.5,
         )
-        shown = series(local_metrics(node, address), "hami_vgpu_memory_limit_bytes", pod="steady-n2")
+        labels = {"namespace": steady.namespace, "pod": "steady-n2"}
+        shown = series(local_metrics(node, address), "hami_vgpu_memory_limit_bytes", **labels)
         assert [each.value for each in shown] == [LIMIT_BYTES]
     finally:
         node.heal()

@@ -217,6 +217,7 @@ SCRIBBLES = {
 def test_a_scribbled_cache_is_reported_and_lifts_nothing(room: Room, how: str) -> None:
     """The monitor counts it by reason, goes on with the others; a new program is held or refused (B149)."""
     change, reason = SCRIBBLES[how]
+    room.wait_value("hami_vgpu_memory_limit_bytes", "root", LIMIT_BYTES)
     before = value(metrics(room.cluster, "n1"), "kai_isolator_skipped_files", reason=reason)
     room.run("root", "python3", "-c", f"import os; p = '{CONTAINERS}/{names.CACHE_FILE}'; {change}")
     assert before is not None
@@ -227,12 +228,14 @@ def test_a_scribbled_cache_is_reported_and_lifts_nothing(room: Room, how: str) -
         more = value(samples, "kai_isolator_skipped_files", reason=reason)
         return more == before + 1 and value(samples, "kai_isolator_container_state", **state) == 1
 
-    wait_for(reported, 60, f"{reason} to be reported", every=0.3)
-    assert room.value("hami_vgpu_memory_limit_bytes", "bare") == LIMIT_BYTES
-    said = room.run("root", "sh", "-c", "memory-limit 2>&1 || true")
-    assert "another 2 GiB: no error" not in said
-    assert PASSED in said or "operation not permitted" in said, said
-    room.run("root", "sh", "-c", f"rm -rf {CONTAINERS}/*")
+    try:
+        wait_for(reported, 60, f"{reason} to be reported", every=0.3)
+        assert room.value("hami_vgpu_memory_limit_bytes", "bare") == LIMIT_BYTES
+        said = room.run("root", "sh", "-c", "memory-limit 2>&1 || true")
+        assert "another 2 GiB: no error" not in said
+        assert PASSED in said or "operation not permitted" in said, said
+    finally:
+        room.run("root", "sh", "-c", f"rm -rf {CONTAINERS}/*")
     room.passes("root")
 
 
@@ -256,7 +259,7 @@ while True:
         assert cuda.cuMemFree_v2(where) == 0
     time.sleep(0.1)
 """
-HELD = "until grep -q 'GiB:' /tmp/held; do sleep 0.1; done; echo $! >/tmp/holder"
+HELD = "echo $! >/tmp/holder; timeout 60 sh -c \"until grep -q 'GiB:' /tmp/held; do sleep 0.1; done\""
 
 
 def test_a_raised_limit_in_the_region_is_ignored_and_reported_as_tampered(room: Room) -> None:

@@ -188,8 +188,9 @@ def _trim() -> None:
     store = CACHE / "store"
     if not store.is_dir():
         return
-    used = int(run(["du", "-sb", store]).split()[0])
-    if used > LAYER_LIMIT:
+    # Files that another build takes away meanwhile make du fail; it tells the sum of the rest.
+    told = subprocess.run(["du", "-sb", store], capture_output=True, text=True).stdout.split()
+    if told and int(told[0]) > LAYER_LIMIT:
         shutil.rmtree(store)
 
 

@@ -61,7 +61,6 @@ for path in sys.argv[1:]:
             told[name + " " + path] = error.strerror
 print(json.dumps(told))
 """
-# Devices of the node and the folders of others, through what a tenant may write.
 ESCAPES = f"""
 import json, os, stat
 os.chdir("{CONTAINERS}")

@@ -223,13 +223,28 @@ def test_monitor_runs_on_gpu_nodes(render: Any) -> None:
     assert everywhere.pod("DaemonSet", MONITOR)["nodeSelector"] == {"kubernetes.io/os": "linux"}
 
 
+def test_the_installer_lets_the_monitors_group_in(render: Any) -> None:
+    """It closes the node's folder to others, so both must mean the same group."""
+
+    def group(*values: str) -> list[str]:
+        (container,) = render(*values).one("DaemonSet", LIBSYNC)["spec"]["template"]["spec"]["containers"]
+        return [word for word in container["command"] if word.startswith("--group")]
+
+    spec = render("monitor.enabled=true").one("DaemonSet", MONITOR)["spec"]["template"]["spec"]
+    assert group() == [f"--group={spec['securityContext']['runAsGroup']}"]
+    assert group("monitor.podSecurityContext.runAsGroup=7") == ["--group=7"]
+    assert group("monitor.podSecurityContext.runAsGroup=7", "monitor.securityContext.runAsGroup=8") == [
+        "--group=8"
+    ]
+
+
 @pytest.mark.parametrize("events", [True, False])
 def test_monitor_may_read_pods_and_nodes(render: Any, events: bool) -> None:
     """No Secret, no ConfigMap; events only while they are on."""
     rendered = render("monitor.enabled=true", f"monitor.events={json.dumps(events)}")
     rules = rendered.one("ClusterRole", MONITOR)["rules"]
     expected = [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
     ]

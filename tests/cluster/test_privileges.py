@@ -28,7 +28,7 @@ WEBHOOK: Rights = WEBHOOK_CLUSTER | {
     *(("secrets", f"{names.RELEASE}-webhook-tls", verb) for verb in ("get", "patch")),
 }
 MONITOR: Rights = {
-    *(("pods", "", verb) for verb in ("get", "list", "watch")),
+    *(("pods", "", verb) for verb in ("list", "watch")),
     ("nodes", "", "get"),
     *(("events", "", verb) for verb in ("create", "patch")),
 }

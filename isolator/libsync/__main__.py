@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add("--preload", type=Path, help=f"refuse unless this file says what <mount>/{PRELOAD_KEY} will")
     add("--library", default="auto", help="library to install; auto: the image's, of the node's architecture")
     add("--pods", type=Path, default=Path(PODS_DIRECTORY), help="the kubelet's folder of pods (%(default)s)")
+    add("--group", type=int, help="numeric group that alone may look into the mount; default: anyone may")
     add("--interval", type=_seconds, default=30.0, help="seconds between two passes (%(default)s)")
     add("--listen", type=_address, default=("", LIBSYNC_PORT), help=f"probes: [host]:port (:{LIBSYNC_PORT})")
     add("--once", action="store_true", help="one pass; exit status 0: installed and verified, 1: a problem")
@@ -102,6 +103,7 @@ def main(arguments: list[str]) -> int:
             node=os.environ.get(ENV_NODE_NAME) or platform.node(),
             own_pod=os.environ.get(ENV_ISOLATOR_POD_UID) or None,
             remove=asked.remove,
+            group=asked.group,
         )
     )
     # PID 1 has no default action: without handlers the kubelet would wait and kill.

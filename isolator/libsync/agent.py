@@ -27,7 +27,7 @@ RETRY: Final = 10.0
 @dataclass(frozen=True)
 class Options:
     """What the command line says. `library` is a path or "auto", `preload` the configured file to compare
-    with, `own_pod` this pod's UID, where known."""
+    with, `own_pod` this pod's UID, where known; `group` may look into the mount, None for anyone."""
 
     mount: Path
     preload: Path | None
@@ -37,6 +37,7 @@ class Options:
     node: str
     own_pod: str | None = None
     remove: bool = False
+    group: int | None = None
     version: str = __version__
 
 
@@ -110,7 +111,7 @@ class Agent:
             try:
                 if options.preload:
                     install.check_preload(options.preload, options.mount)
-                site = install.Site(options.mount, fd, self._source(), alone)
+                site = install.Site(options.mount, fd, self._source(), alone, options.group)
                 outcome = install.run(site)
                 self._note(site, outcome, before)
                 line = f"{site.source.folder} is in place"

@@ -21,10 +21,22 @@ from isolator.libsync import elf, files
 
 KEPT_VERSIONS: Final = 3
 """The current library and the two before it: enough to roll back twice and to compare after a fault."""
+MOUNT_MODE: Final = 0o750
 CONTAINERS_MODE: Final = 0o1777
 FOLDER_MODE: Final = 0o755
 LIBRARY_MODE: Final = 0o755
 PRELOAD_MODE: Final = 0o644
+
+
+_OURS: Final = frozenset(
+    {
+        names.CONTAINERS_DIRECTORY,
+        names.LIBRARY_FILE,
+        names.LIBSYNC_STATUS,
+        names.PRELOAD_KEY,
+        names.VERSIONS_DIRECTORY,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -79,12 +91,14 @@ def check_preload(path: Path, mount: Path) -> None:
 
 @dataclass
 class Site:
-    """One node's folder and what is done to it. `fd` is the folder's descriptor, `path` is for messages."""
+    """One node's folder and what is done to it. `fd` is the folder's descriptor, `path` is for messages;
+    `group` is the one group that may look into it, None for anyone."""
 
     path: Path
     fd: int
     source: Source
     alone: bool = True
+    group: int | None = None
     changes: list[str] = field(default_factory=list)
 
     @property
@@ -117,6 +131,22 @@ def mounted(site: Site) -> None:
         raise UnavailableError(
             f"{site.path} is mounted noexec, so no container can load the library from it: {files.ELSEWHERE}"
         )
+
+
+def closed(site: Site) -> None:
+    """Lets nobody but root and one group in: root of a container may leave a setuid program in its cache.
+
+    A folder with anything else in it is somebody else's too and keeps its mode.
+    """
+    if site.group is None:
+        return
+    if any(name not in _OURS and not name.startswith(files.TEMPORARY) for name in os.listdir(site.fd)):
+        return
+    found = os.fstat(site.fd)
+    if (found.st_mode & 0o7777, found.st_gid) != (MOUNT_MODE, site.group):
+        os.fchown(site.fd, -1, site.group)
+        os.fchmod(site.fd, MOUNT_MODE)
+        site.changes.append(f"{site.path} was open to others")
 
 
 def library(site: Site) -> None:
@@ -190,6 +220,7 @@ def leftovers(site: Site) -> None:
 STEPS: Final[tuple[Callable[[Site], None], ...]] = (
     leftovers,
     containers,
+    closed,
     mounted,
     library,
     preload,

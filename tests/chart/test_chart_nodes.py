@@ -121,6 +121,7 @@ def test_libsync_sees_two_host_folders(render: Any) -> None:
         f"--preload={mounts['preload']['mountPath']}/{names.PRELOAD_KEY}",
         "--library=auto",
         f"--pods={mounts['pods']['mountPath']}",
+        "--group=65532",
         "--interval=30",
         f"--listen=0.0.0.0:{names.LIBSYNC_PORT}",
         "--log-level=info",

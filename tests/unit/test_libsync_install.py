@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,6 +120,22 @@ def test_a_foreign_owner_is_repaired(node: Node) -> None:
     assert outcome.verified and "libvgpu.so belonged to uid 1000" in outcome.changes
     assert {0} == {path.stat().st_uid for path in (node.library, node.preload, node.containers)}
     assert inode != node.library.stat().st_ino
+
+
+@pytest.mark.parametrize(("foreign", "mode"), [(None, 0o750), ("somebody-elses", 0o755)])
+def test_the_mount_is_closed_to_others_where_it_is_ours_alone(
+    node: Node, foreign: str | None, mode: int
+) -> None:
+    """A tenant's root may leave a setuid program in its cache; a folder shared with others keeps its mode."""
+    node.mount.mkdir(mode=0o755)
+    if foreign:
+        (node.mount / foreign).touch()
+    agent = node.agent(group=os.getgid())
+    assert agent.run_once()
+    assert stat.S_IMODE(node.mount.stat().st_mode) == mode
+    node.mount.chmod(0o777)
+    assert agent.run_once()
+    assert stat.S_IMODE(node.mount.stat().st_mode) == (mode if foreign is None else 0o777)
 
 
 def test_a_full_folder_in_the_librarys_place_is_a_problem(node: Node) -> None:

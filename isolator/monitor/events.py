@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from isolator import names
-from isolator.monitor import kube
+from isolator import kube, names
 from isolator.monitor.enforcement import NO_LIMIT
 from isolator.monitor.model import Snapshot, State, Uncapped, Verdict
 

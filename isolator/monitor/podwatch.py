@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import urllib3
 
-from isolator import names
-from isolator.monitor import grants, kube, pods
+from isolator import kube, names
+from isolator.monitor import grants, pods
 from isolator.monitor.model import PodView
 
 log = logging.getLogger(__name__)

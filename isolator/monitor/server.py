@@ -12,9 +12,9 @@ from typing import Final
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from isolator import __version__, logs
+from isolator import __version__, kube, logs, serving
 from isolator.address import listen
-from isolator.monitor import kube, settings
+from isolator.monitor import settings
 from isolator.monitor.app import create_app
 from isolator.monitor.background import Background
 from isolator.monitor.collector import MonitorCollector
@@ -29,6 +29,12 @@ log = logging.getLogger(__name__)
 _GRACE_S: Final = 2
 _NVML_MIN_S: Final = 5.0
 """NVML is asked no more often than this: on an idle node each question wakes the driver."""
+
+
+class Connection(serving.Connection):
+    """A few scrapers and the kubelet; each place may hold an answer of several hundred KiB."""
+
+    most = 64
 
 
 def _say(given: Settings, port: int) -> None:
@@ -48,16 +54,7 @@ def _say(given: Settings, port: int) -> None:
 
 
 def _serve(listener: socket.socket, registry: CollectorRegistry) -> int:
-    config = uvicorn.Config(
-        create_app(registry),
-        loop="asyncio",
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=_GRACE_S,
-    )
+    config = serving.config(create_app(registry), Connection, timeout_graceful_shutdown=_GRACE_S)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 

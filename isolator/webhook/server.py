@@ -14,12 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from isolator import logs, names
+from isolator import logs, names, serving
 from isolator.address import listen
 from isolator.webhook import certs
 from isolator.webhook.app import create_app
@@ -32,85 +30,17 @@ from isolator.webhook.tls import ReloadingContext
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS: Final = 120
-"""Longer than the 90 s after which the API server gives an idle connection up itself."""
-HEADER_SECONDS: Final = 10.0
-"""From a connection's first byte, or its start, to the end of the request's headers."""
-MAX_CONNECTIONS: Final = 256
 TICK: Final = 1.0
 """Seconds between looks at the clock, for the Date header and the end of the drain."""
 GRACE_SECONDS: Final = 15
 """What requests in flight get after the drain."""
 
 
-class _Connection(H11Protocol):
-    """A connection that must send its headers in time and makes room when there are too many."""
-
-    _late: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_headers()
-        if len(self.connections) > MAX_CONNECTIONS:
-            for other in self.connections:
-                if other is not self and isinstance(other, _Connection) and other.idle:
-                    other.transport.abort()
-                    break
-            else:
-                transport.abort()
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self.cycle is None or self.cycle.response_complete
-
-    def _await_headers(self) -> None:
-        if self._late is None:
-            self._late = self.loop.call_later(HEADER_SECONDS, self._give_up)
-
-    def _headers_came(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-    def _give_up(self) -> None:
-        if self.idle:
-            self.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        before = self.cycle
-        super().data_received(data)
-        if self.cycle is not before or not self.idle:
-            self._headers_came()
-        elif self.conn.their_state is h11.IDLE:
-            self._await_headers()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.idle and self.conn.trailing_data[0]:  # the next request began before this one's answer
-            self._await_headers()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._headers_came()
-        super().connection_lost(exc)
-
-
 class Server(uvicorn.Server):
     """uvicorn, which first drains: not ready, still serving, then the end of what is in flight."""
 
     def __init__(self, app: FastAPI, context: ReloadingContext, health: Health, drain: float) -> None:
-        config = uvicorn.Config(
-            app,
-            http=_Connection,
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
+        config = serving.config(app, timeout_graceful_shutdown=GRACE_SECONDS)
         config.load()
         config.ssl = context
         super().__init__(config)
@@ -157,9 +87,9 @@ def assembly(settings: Settings) -> Assemble:
         files = Directory(Path(settings.tls_directory), with_ca=settings.set_ca_bundle)
         if not builtin and not settings.set_ca_bundle:
             return files, None
-        from isolator.webhook.kube import connect  # loads `kubernetes`, which some modes never need
+        from isolator.webhook.kube import Api  # loads `kubernetes`, which some modes never need
 
-        api = connect()
+        api = Api()
         hosts = certs.service_names(settings.service, settings.namespace)
         writer = BundleWriter(api, settings.configuration) if settings.set_ca_bundle else None
         if not builtin:

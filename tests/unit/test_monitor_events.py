@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from monitor_apiserver import NODE, ApiServer
 
-from isolator.monitor import events, kube
+from isolator import kube
+from isolator.monitor import events
 from isolator.monitor.enforcement import NO_LIMIT
 from isolator.monitor.events import Reporter
 from isolator.monitor.model import PodView, Snapshot, State, Uncapped, Verdict

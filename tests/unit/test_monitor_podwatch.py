@@ -9,7 +9,7 @@ import monitor_pods as made
 import pytest
 from monitor_apiserver import NODE, ApiServer
 
-from isolator.monitor import kube
+from isolator import kube
 from isolator.monitor.podwatch import PodWatch
 
 PATIENCE = 20.0

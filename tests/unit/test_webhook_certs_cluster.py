@@ -17,7 +17,7 @@ from isolator.webhook import bundle, certs
 from isolator.webhook.bundle import ApiError, BundleWriter, SecretStore
 from isolator.webhook.health import Health
 from isolator.webhook.keeper import Keeper
-from isolator.webhook.kube import connect
+from isolator.webhook.kube import Api
 from isolator.webhook.metrics import Metrics
 from isolator.webhook.tls import ReloadingContext
 
@@ -261,17 +261,17 @@ def test_says_when_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     with pytest.raises(UnavailableError, match="give the pod its service account's token"):
-        connect()
+        Api()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(UnavailableError, match="no access to the API server"):
-        connect()
+        Api()
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"[]", b""])
 def test_distrusts_what_is_no_object(answer: bytes) -> None:
     """A proxy's page in place of an object is one line, and nothing is written."""
     api = FakeApi()
-    page = SimpleNamespace(status=200, reason="OK", data=answer)
+    page = SimpleNamespace(status=200, reason="OK", data=answer, release_conn=lambda: None)
     api.request = lambda *_, **__: page  # type: ignore[assignment, method-assign]
     with pytest.raises(ApiError, match="the API server's answer is not"):
         store(api).read()

@@ -21,9 +21,10 @@ import httpx
 import pytest
 from webhookkit import app_of, material, patch_of, review, serving, until, verdict, write_generation
 
+from isolator import serving as bounds
 from isolator.address import listen, split_address
 from isolator.errors import UsageError
-from isolator.webhook import certs, server
+from isolator.webhook import certs
 from isolator.webhook.settings import load
 
 PREFIX = "ISOLATOR_WEBHOOK_"
@@ -196,7 +197,7 @@ def _connect(served: Any) -> ssl.SSLSocket:
 @pytest.mark.parametrize("sent", [b"", b"POST /mut", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nPOST /m"])
 def test_drops_connections_that_send_no_headers(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     """Headers that never end do not hold a connection, new or used."""
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(bounds, "HEADER_SECONDS", 0.3)
     with serving() as served, _connect(served) as slow, served.client() as client:
         slow.sendall(sent)
         assert client.get("/healthz").status_code == 200
@@ -206,7 +207,7 @@ def test_drops_connections_that_send_no_headers(monkeypatch: pytest.MonkeyPatch,
 
 def test_makes_room_for_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the bound an idle connection goes, and the newcomer is served."""
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(bounds.Connection, "most", 3)
     with serving() as served:
         idle = [_connect(served) for _ in range(3)]
         until(lambda: len(served.server.server_state.connections) == 3)

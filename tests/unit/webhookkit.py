@@ -21,6 +21,7 @@ import jsonpatch
 from fastapi import FastAPI
 from kubernetes.client.configuration import Configuration
 
+from isolator import kube
 from isolator.address import listen
 from isolator.webhook import certs
 from isolator.webhook.app import create_app
@@ -153,7 +154,7 @@ def serving(app: FastAPI | None = None, health: Health | None = None, drain: flo
 
 @dataclass
 class FakeApi:
-    """An API server with one Secret and one configuration, at the transport of the official client.
+    """An API server with one Secret and one configuration, at the pool of connections of the official client.
 
     `refuse` maps a call ("get secret") to a status; `before` is called with each write, to let others race.
     """
@@ -168,12 +169,12 @@ class FakeApi:
     def api(self) -> Api:
         options = Configuration(host="https://api")
         options.api_key["BearerToken"] = "bearer token"
-        return Api(options, self)
+        return Api(kube.Api(options, self))
 
     def request(
-        self, method: str, url: str, headers: dict[str, str], body: Any, _request_timeout: Any
+        self, method: str, url: str, *, headers: dict[str, str], body: str | None, timeout: Any, **_: Any
     ) -> SimpleNamespace:
-        assert _request_timeout and headers["authorization"] == "bearer token"
+        assert timeout.read_timeout == 5 and headers["authorization"] == "bearer token"
         kind = "secret" if "/secrets" in url else "configuration"
         base = {
             "secret": "https://api/api/v1/namespaces/test/secrets",
@@ -184,11 +185,14 @@ class FakeApi:
         self.calls.append(call)
         if method != "GET":
             self.before(call)
-        status = self.refuse.get(call) or self._do(method, kind, headers.get("Content-Type"), body)
+        status = self.refuse.get(call) or self._do(
+            method, kind, headers["Content-Type"], json.loads(body or "{}")
+        )
         found = getattr(self, kind) if status < 300 else {"kind": "Status"}
-        return SimpleNamespace(status=status, reason="Something", data=json.dumps(found).encode())
+        quiet = {"drain_conn": lambda: None, "release_conn": lambda: None}
+        return SimpleNamespace(status=status, reason="Something", data=json.dumps(found).encode(), **quiet)
 
-    def _do(self, method: str, kind: str, content_type: str | None, body: Any) -> int:
+    def _do(self, method: str, kind: str, content_type: str, body: Any) -> int:
         found = getattr(self, kind)
         if method == "POST":
             if found is not None:

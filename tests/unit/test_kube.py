@@ -1,4 +1,4 @@
-"""The monitor's calls to the API server: credentials, refusals, and servers that are not there."""
+"""Calls to the API server: credentials, refusals, and servers that are not there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubernetes import client
 from kubernetes.config import incluster_config
 from monitor_apiserver import NODE, ApiServer
 
-from isolator.monitor import kube
+from isolator import kube
 
 NODE_PATH = f"/api/v1/nodes/{NODE}"
 

@@ -1,36 +1,39 @@
-"""The monitor's one door to the Kubernetes API.
+"""The one door to the Kubernetes API.
 
 The official client finds the API server, its CA and the credentials, and renews them; its generated classes
-stay unloaded, because CoreV1Api alone takes 20 MiB on every node for the five calls that are made here.
+stay unloaded, because those of the core group alone take 20 MiB on every node for the few calls made here.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import urllib3
-from kubernetes import client, config
+from kubernetes import config
+from kubernetes.client.configuration import Configuration
+from kubernetes.client.rest import RESTClientObject
 
 from isolator import __version__, names
 from isolator.errors import UnavailableError
 
 
 class ApiError(Exception):
-    """The API server's refusal, by its HTTP status."""
+    """The API server's refusal, by its HTTP status and reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"HTTP {status} {reason}")
-        self.status = status
+        self.status, self.reason = status, reason
 
 
 FAILURES: Final = (ApiError, urllib3.exceptions.HTTPError, OSError, ValueError)
 """What a call or a stream raises when the API server is away, refuses, or sends no JSON."""
-_CONNECT_S: Final = 5.0
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 
 # A peer that is gone without a word (node cut off) is noticed after 15 + 3 * 5 seconds.
 _KEEPALIVE: Final = [
@@ -45,18 +48,24 @@ _KEEPALIVE: Final = [
 class Api:
     """Raw calls to one API server; safe to use from several threads."""
 
-    def __init__(self, configuration: Any | None = None) -> None:
-        """Of `configuration`, else of this pod's service account, else of $KUBECONFIG.
+    def __init__(self, configuration: Any | None = None, pool: Any | None = None) -> None:
+        """Of `configuration`, else of $KUBECONFIG, else of this pod's service account.
 
-        Raises UnavailableError where none of them is there.
+        `pool` takes the place of the client's connections. Raises UnavailableError where no API server is
+        named.
         """
         self._settings: Any = configuration or _configuration()
         self._settings.socket_options = _KEEPALIVE
-        made: Any = client.ApiClient(self._settings)
-        self._pool = made.rest_client.pool_manager
+        self._pool: Any = pool or RESTClientObject(self._settings).pool_manager
 
     def open(
-        self, path: str, query: Mapping[str, str] | None = None, read: float = 30.0, **sent: Any
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        connect: float = 5.0,
+        read: float = 30.0,
+        **sent: Any,
     ) -> urllib3.BaseHTTPResponse:
         """An answer that is still to be read and closed; `read` is the longest silence in seconds.
 
@@ -64,18 +73,19 @@ class Api:
         """
         headers = {
             "Accept": "application/json",
-            "User-Agent": f"{names.RELEASE}-monitor/{__version__}",
+            "User-Agent": f"{names.RELEASE}/{__version__}",
             "Content-Type": sent.get("content_type", "application/json"),
         }
+        # Asked each time: the client reads a projected token anew when it is due.
         for way in self._settings.auth_settings().values():
             if way["in"] == "header" and way["value"]:
                 headers[way["key"]] = way["value"]
         answer: urllib3.BaseHTTPResponse = self._pool.request(
             sent.get("method", "GET"),
-            f"{self._settings.host}{path}" + (f"?{urlencode(query)}" if query else ""),
+            f"{str(self._settings.host).rstrip('/')}{path}" + (f"?{urlencode(query)}" if query else ""),
             headers=headers,
             body=json.dumps(sent["body"]) if "body" in sent else None,
-            timeout=urllib3.Timeout(connect=_CONNECT_S, read=read),
+            timeout=urllib3.Timeout(connect=connect, read=read),
             preload_content=False,
             retries=False,  # the callers wait between attempts, and say what failed
             redirect=False,
@@ -86,9 +96,9 @@ class Api:
             raise ApiError(answer.status, answer.reason or "")
         return answer
 
-    def ask(self, path: str, query: Mapping[str, str] | None = None, **sent: Any) -> Any:
-        """One whole answer, decoded. Raises one of FAILURES."""
-        answer = self.open(path, query, **sent)
+    def ask(self, path: str, query: Mapping[str, str] | None = None, **options: Any) -> Any:
+        """One whole answer, decoded; options as of `open`. Raises one of FAILURES."""
+        answer = self.open(path, query, **options)
         try:
             return json.loads(answer.data)
         finally:
@@ -96,23 +106,25 @@ class Api:
 
 
 def _configuration() -> Any:
-    settings: Any = client.Configuration()
+    settings = Configuration()
     loaders: Any = config
     try:
-        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
-            loaders.load_incluster_config(client_configuration=settings)
-        else:
+        if os.environ.get("KUBECONFIG"):
             loaders.load_kube_config(client_configuration=settings)
+        else:
+            loaders.load_incluster_config(client_configuration=settings)
     except Exception as error:  # the loaders raise whatever the file made them stumble over
         raise UnavailableError(
-            f"no Kubernetes API to watch pods with ({_line(error)}): run in a pod with a service account, "
+            f"no access to the API server ({_line(error)}): give the pod its service account's token, "
             "or set KUBECONFIG"
         ) from error
     return settings
 
 
 def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    """The error's first line, the same for the same cause: without addresses of objects."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _ADDRESS.sub("", lines[0])[:200]
 
 
 def reason(error: BaseException) -> str:

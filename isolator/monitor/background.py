@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from isolator.monitor.events import Reporter
 from isolator.monitor.model import Snapshot
+from isolator.monitor.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class NodeSource(Protocol):
         """Reads the node's label, rate-limited."""
 
 
-class Background:
+class Background(Worker):
     """A thread that takes a snapshot every `every` seconds and acts on it. No reporter: no Events."""
 
     def __init__(
@@ -33,19 +33,8 @@ class Background:
         reporter: Reporter | None,
         every: float = EVERY,
     ) -> None:
+        super().__init__("background")
         self._snapshot, self._node, self._reporter, self._every = snapshot, node, reporter, every
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="background", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self, timeout: float = 1.0) -> None:
-        """Ends the thread; one that waits for the API is left behind."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):

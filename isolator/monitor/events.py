@@ -28,6 +28,8 @@ RETRY: Final = 60.0
 MOST_AT_ONCE: Final = 10
 """Events of one pass (one every 15 s): a node whose pods are all uncapped does not flood the API."""
 _ANSWER_S: Final = 10.0
+_OF_NAMESPACE: Final = (403, 422)
+"""Statuses that say nothing of other namespaces: no right in this one, its quota or policy, its end."""
 _COMPONENT: Final = f"{names.RELEASE}-monitor"
 _NAME: Final = 200
 
@@ -117,7 +119,7 @@ class Reporter:
     def __init__(self, api: kube.Api, node: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._node, self._clock = api, node, clock
         self._sent: dict[tuple[str, Reason], _Sent] = {}
-        self._said = ""
+        self._said: dict[str, str] = {}
 
     def report(self, snapshot: Snapshot) -> int:
         """Sends what is due, at most ten; returns how many were sent. Never raises for the API's sake."""
@@ -126,29 +128,49 @@ class Reporter:
         for key in [key for key, sent in self._sent.items() if key not in current and sent.due <= now]:
             del self._sent[key]
         due = [key for key in current if key not in self._sent or self._sent[key].due <= now]
+        spaces = {finding.namespace for finding in current.values()}
+        self._said = {space: said for space, said in self._said.items() if not space or space in spaces}
+        refusing: set[str] = set()
         done = 0
         for key in due[:MOST_AT_ONCE]:
             sent = self._sent.setdefault(key, _Sent(now))
-            if not self._send(current[key], sent):
-                sent.due = now + RETRY
-                return done  # the next one would meet the same server
+            sent.due = now + RETRY
+            if current[key].namespace in refusing:
+                continue
+            try:
+                self._send(current[key], sent)
+            except kube.ApiError as error:
+                if error.status in _OF_NAMESPACE:
+                    refusing.add(current[key].namespace)
+                    self._failed(current[key].namespace, error)
+                    continue
+                self._failed("", error)
+                break
+            except kube.FAILURES as error:
+                self._failed("", error)
+                break  # the next one would meet the same server
+            self._said.pop("", None)
+            self._said.pop(current[key].namespace, None)
             sent.due = now + RENEW
             done += 1
         return done
 
-    def _send(self, finding: Finding, sent: _Sent) -> bool:
-        """Renews an Event that was made, else makes it."""
+    def _failed(self, namespace: str, error: BaseException) -> None:
+        """Says once what keeps Events from a namespace, or from all (empty)."""
+        said = kube.reason(error)
+        if said != self._said.get(namespace):
+            where = f" to namespace {namespace}" if namespace else ""
+            log.warning("Events cannot be sent%s, tried again every %.0f s: %s", where, RETRY, said)
+        self._said[namespace] = said
+
+    def _send(self, finding: Finding, sent: _Sent) -> None:
+        """Renews an Event that was made, else makes it. Raises one of kube.FAILURES."""
         try:
             if sent.count == 0 or not self._renew(finding, sent):
                 self._make(finding, sent)
-        except kube.FAILURES as error:
-            said = kube.reason(error)
-            if said != self._said:
-                log.warning("Events cannot be sent, tried again every %.0f s: %s", RETRY, said)
-            self._said = said
-            return isinstance(error, kube.ApiError) and error.status == 404  # the namespace is gone
-        self._said = ""
-        return True
+        except kube.ApiError as error:
+            if error.status != 404:  # the namespace is gone
+                raise
 
     def _make(self, finding: Finding, sent: _Sent) -> None:
         try:

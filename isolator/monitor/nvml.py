@@ -10,12 +10,12 @@ import dataclasses
 import functools
 import importlib
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from isolator.monitor.model import NvmlDevice, NvmlProcess, NvmlView
+from isolator.monitor.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -29,29 +29,18 @@ def _binding() -> Any:
     return importlib.import_module("pynvml")
 
 
-class Nvml:
+class Nvml(Worker):
     """NVML's last answer, refreshed every `interval` seconds by a thread of its own."""
 
     def __init__(
         self, interval: float = 5.0, retry: float = RETRY, binding: Callable[[], Any] = _binding
     ) -> None:
+        super().__init__("nvml")
         self._interval, self._retry, self._binding = interval, retry, binding
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
         self._view = NvmlView(up=False, time=0.0)
         self._asked = 0.0
         self._said = ""
         self._failed: set[str] = set()
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self, timeout: float = 1.0) -> None:
-        """Ends the thread; one that hangs in the driver is left behind."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
 
     def view(self) -> NvmlView:
         """The last answer, never waiting; not `up` where NVML is absent, fails, or does not come back."""

@@ -19,7 +19,9 @@ import urllib3
 
 from isolator import kube, names
 from isolator.monitor import grants, pods
+from isolator.monitor.liststream import ListStream
 from isolator.monitor.model import PodView
+from isolator.monitor.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +33,15 @@ _SILENCE: Final = 90.0
 _WATCH: Final = 300
 _WAIT_MIN: Final = 0.5
 _WAIT_MAX: Final = 30.0
-_LINE: Final = 8 << 20
+_LINE: Final = 32 << 20
+_PIECE: Final = 1 << 16
 _GONE: Final = 410
 """HTTP status of a version whose later changes the server no longer has: list again."""
 _NODE_EVERY: Final = 30.0
 _LABEL: Final = 63
 
 
-class PodWatch:
+class PodWatch(Worker):
     """The pods of one node, kept by a thread of its own. `resync` in seconds; `mount` as in pods.view."""
 
     def __init__(
@@ -50,12 +53,11 @@ class PodWatch:
         wait_min: float = _WAIT_MIN,
         silence: float = _SILENCE,
     ) -> None:
+        super().__init__("pod-watch")
         self._api, self._node, self._mount = api, node, mount
         self._resync, self._wait_min, self._silence = resync, wait_min, silence
         self._selector = f"spec.nodeName={node},{_UNFINISHED}"
         self._table = pods.PodTable()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pod-watch", daemon=True)
         self._stream: Any = None
         self._version: str | None = "0"
         self._next_list = 0.0
@@ -71,10 +73,6 @@ class PodWatch:
         self.label: str | None = None
         """Raw text of the node's memory label; None where it is absent or was never read."""
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
     def stop(self, timeout: float = 5.0) -> None:
         """Ends the thread; an open watch is cut."""
         self._stop.set()
@@ -84,8 +82,7 @@ class PodWatch:
                 stream.shutdown()
             except (AttributeError, OSError, RuntimeError, ValueError):
                 log.debug("the open watch could not be cut; it ends with the process")
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+        super().stop(timeout)
 
     def pods(self) -> dict[str, PodView]:
         """The last known pods of this node by UID."""
@@ -151,9 +148,14 @@ class PodWatch:
         # From the server's cache, but no older than what we have; after any refusal, from the source.
         version, self._version = self._version, None
         query = {"fieldSelector": self._selector}
-        found = self._api.ask(_PODS, query | ({"resourceVersion": version} if version else {}))
-        self._table.replace(view for item in found.get("items") or () if (view := self._view(item)))
-        self._version = found["metadata"]["resourceVersion"]
+        answer = self._api.open(_PODS, query | ({"resourceVersion": version} if version else {}))
+        try:
+            found = ListStream(answer.stream(_PIECE, decode_content=False))
+            views = [view for item in found.items() if (view := self._view(item))]
+        finally:
+            answer.close()
+        self._table.replace(views)
+        self._version = found.fields["metadata"]["resourceVersion"]
         if self._table.dropped:
             log.warning("more than %d pods on this node: %d left out", pods.MAX_PODS, self._table.dropped)
         self.listed = True
@@ -233,12 +235,12 @@ def _say_label(node: str, label: str | None) -> None:
 
 
 def _lines(stream: Any) -> Iterator[bytes]:
-    """The lines of a streamed answer; one of more than 8 MiB is an error (objects end at 3 MiB)."""
+    """The lines of a streamed answer; one of more than 32 MiB is an error (as of a list)."""
     rest = bytearray()
     for piece in stream.stream(amt=None, decode_content=False):
         rest += piece
         if len(rest) > _LINE:
-            raise ValueError("a line of the watch is longer than 8 MiB")
+            raise ValueError("a line of the watch is longer than 32 MiB")
         *whole, tail = rest.split(b"\n")
         rest = bytearray(tail)
         yield from (bytes(line) for line in whole if line.strip())

@@ -29,6 +29,8 @@ class ApiServer:
         """A watch from before this version is answered with 410."""
         self.fail: int | None = None
         self.fail_events: int | None = None
+        self.refuse_events: set[str] = set()
+        """Namespaces without the right to make Events."""
         self.slow = 0.0
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.tokens: list[str | None] = []
@@ -205,6 +207,8 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             name = event["metadata"]["name"]
             if api.fail_events is not None:
                 self._answer(api.fail_events, {"code": api.fail_events})
+            elif event["metadata"]["namespace"] in api.refuse_events:
+                self._answer(403, {"code": 403})
             elif name in api.events:
                 self._answer(409, {"code": 409})
             else:

@@ -187,3 +187,31 @@ def test_long_pod_names_make_valid_event_names(api: ApiServer, reporter: Reporte
 
     assert len(api.events) == 2
     assert max(map(len, api.events)) <= 253
+
+
+def test_namespace_that_refuses_keeps_nothing_from_the_others(
+    api: ApiServer, reporter: Reporter, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the right in one namespace its Events wait a minute each time, and the others are sent."""
+    caplog.set_level(logging.WARNING)
+    api.refuse_events = {"team"}
+    pods = {"p": "team", "q": "team", "r": "open", "s": "open"}
+    views = {f"uid-{name}": PodView(space, name, f"uid-{name}") for name, space in pods.items()}
+    verdicts = tuple(
+        Verdict(space, name, "main", State.UNCAPPED, Uncapped.NOT_INJECTED, "why")
+        for name, space in pods.items()
+    )
+    snapshot = Snapshot(NODE, 0.0, pods=views, verdicts=verdicts)
+
+    assert reporter.report(snapshot) == 2
+    assert {event["metadata"]["namespace"] for event in api.events.values()} == {"open"}
+    assert len(api.requests) == 3, "one refusal stands for the namespace"
+    for _ in range(8):
+        clock.now += 15
+        reporter.report(snapshot)
+    assert len(api.requests) == 5
+    assert len(caplog.records) == 1 and "namespace team" in caplog.text
+
+    api.refuse_events = set()
+    clock.now += events.RETRY
+    assert reporter.report(snapshot) == 2

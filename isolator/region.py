@@ -128,8 +128,9 @@ def read(path: str | Path) -> Region:
         raise RegionError(error.why, f"{path}: {error}") from error
 
 
-def read_descriptor(descriptor: int) -> Region:
-    """Reads the region file behind an open descriptor, which stays open. Raises as `read`."""
+def read_descriptor(descriptor: int, budget: float = _BUDGET_S) -> Region:
+    """As `read`, of an open descriptor, which stays open; `budget`: most seconds of processor time."""
+    end = time.thread_time() + min(budget, _BUDGET_S)
     size = os.fstat(descriptor).st_size
     if size == 0:
         raise RegionError(Why.EMPTY, "the file is empty: nobody has set a region up in it yet")
@@ -143,7 +144,7 @@ def read_descriptor(descriptor: int) -> Region:
     slots = _I32.unpack_from(tail, 0)[0]
     if devices > _DEVICES or not 0 <= slots <= _MOST_SLOTS:
         raise RegionError(Why.BAD_COUNT, f"{devices} devices and {slots} slots cannot be")
-    live = list(_live_slots(descriptor, slots, extended, minor))
+    live = list(_live_slots(descriptor, slots, extended, minor, end))
     uuids = [_uuid(head, index) for index in range(devices)]
     last = _U64.unpack_from(tail, _LAST_KERNEL)[0]
     state, reason, flags = _EXT_STATE.unpack_from(ext, _STATE) if ext else (0, 0, 0)
@@ -199,8 +200,9 @@ def _judge(size: int, head: bytes, ext: bytes) -> int:
     return int(minor)
 
 
-def _live_slots(descriptor: int, count: int, extended: bool, minor: int) -> Iterator[tuple[int, bytes]]:
-    end = time.thread_time() + _BUDGET_S
+def _live_slots(
+    descriptor: int, count: int, extended: bool, minor: int, end: float
+) -> Iterator[tuple[int, bytes]]:
     for first in range(0, count, _SLOTS_AT_ONCE):
         number = min(_SLOTS_AT_ONCE, count - first)
         start = _HEAD_SIZE + first * _SLOT_SIZE
@@ -211,9 +213,7 @@ def _live_slots(descriptor: int, count: int, extended: bool, minor: int) -> Iter
             if status == _DEAD or pid <= 0:
                 continue
             if time.thread_time() > end:
-                raise RegionError(
-                    Why.SLOW, f"its slots take more than {_BUDGET_S * 1e3:.0f} ms of processor time"
-                )
+                raise RegionError(Why.SLOW, "its slots take too much processor time")
             if extended:
                 if status == _LIVE and _locked(descriptor, first + i):
                     yield first + i, chunk[at : at + _SLOT_SIZE]

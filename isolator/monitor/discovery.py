@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,14 @@ MOST_FOLDERS = 8192
 MOST_ENTRIES = 256
 MOST_FILES = 16
 
-_POD_UID = re.compile(r"[0-9A-Za-z-]{1,64}")
-_CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+# Seconds of processor time: a folder's files in both depths; what makes a folder dear; a scan's for dear
+# folders; a scan's for all others, which hostile folders that are new can use up once.
+FOLDER_S = 0.03
+DEAR_FROM_S = 0.004
+DEAR_S = 0.06
+NEW_S = 2.0
+
+_FOLDER = re.compile(r"[0-9A-Za-z-]{1,64}_[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -44,41 +51,94 @@ class _Found:
     file: str = ""
 
 
-def scan(mount: Path) -> Scan:
+class Scanner:
     """Reads every container folder of <mount>/containers.
 
-    Raises OSError where that directory itself cannot be read; a directory that is not there yet is empty.
+    A folder that took long is dear from then on: of these a scan reads as many as DEAR_S allows, those not
+    read for longest first, and serves the last reading of the others. So no number of hostile folders makes
+    every scan slow, and none of them is forgotten.
     """
-    root = mount / names.CONTAINERS_DIRECTORY
-    try:
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return Scan((), Counter())
-    skipped: Counter[str] = Counter()
-    caches = []
-    try:
-        entries, crowded = _list(descriptor, MOST_FOLDERS)
-        skipped[Skip.CROWDED] += crowded
-        for name in entries:
-            uid, separator, container = name.partition("_")
-            if separator and _POD_UID.fullmatch(uid) and _CONTAINER.fullmatch(container):
-                caches.append(_container(descriptor, str(root), name, uid, container))
-            else:
-                skipped[Skip.NAME] += 1
-    finally:
-        os.close(descriptor)
-    return Scan(tuple(caches), +skipped)
+
+    def __init__(self, mount: Path) -> None:
+        self._root = mount / names.CONTAINERS_DIRECTORY
+        self._dear: dict[str, tuple[int, Cache]] = {}
+        """Folder's name -> number of the scan that read it (0: none yet) and what it said."""
+        self._scans = 0
+
+    def scan(self) -> Scan:
+        """One pass. Scans of several threads at once are no harm.
+
+        Raises OSError where the directory itself cannot be read; one that is not there yet is empty.
+        """
+        try:
+            descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return Scan((), Counter())
+        skipped: Counter[str] = Counter()
+        try:
+            entries, crowded = _list(descriptor, MOST_FOLDERS)
+            folders = [name for name in entries if _FOLDER.fullmatch(name)]
+            skipped[Skip.CROWDED] += crowded
+            skipped[Skip.NAME] += len(entries) - len(folders)
+            caches = self._read(descriptor, folders)
+        finally:
+            os.close(descriptor)
+        return Scan(tuple(caches), +skipped)
+
+    def _read(self, descriptor: int, folders: list[str]) -> list[Cache]:
+        self._scans += 1
+        known = {name: self._dear[name] for name in folders if name in self._dear}
+        dear, read = dict(known), {}
+        for first, these, most in (
+            (True, [name for name in folders if name not in known], NEW_S),
+            (False, sorted(known, key=lambda name: known[name][0]), DEAR_S),
+        ):
+            began = time.thread_time()
+            for name in these:
+                before = time.thread_time()
+                if before - began > most:
+                    if first:
+                        dear[name] = 0, _unread(str(self._root), name)
+                    continue
+                read[name] = _container(descriptor, str(self._root), name)
+                dear.pop(name, None)
+                if time.thread_time() - before > DEAR_FROM_S:
+                    dear[name] = self._scans, read[name]
+        self._dear = dear
+        return [read[name] if name in read else dear[name][1] for name in folders]
 
 
-def _container(root: int, where: str, name: str, uid: str, container: str) -> Cache:
+def scan(mount: Path) -> Scan:
+    """One pass of a new Scanner."""
+    return Scanner(mount).scan()
+
+
+class _Budget:
+    """Processor time that is left for one folder; a busy node does not use it up."""
+
+    def __init__(self) -> None:
+        self._end = time.thread_time() + FOLDER_S
+
+    def left(self) -> float:
+        """Seconds, 0 when it is used up."""
+        return max(0.0, self._end - time.thread_time())
+
+
+def _unread(where: str, name: str) -> Cache:
+    uid, _, container = name.partition("_")
+    return Cache(uid, container, Path(f"{where}/{name}/{names.CACHE_FILE}"), skipped=Skip.SLOW)
+
+
+def _container(root: int, where: str, name: str) -> Cache:
+    uid, _, container = name.partition("_")
     extra: dict[str, int] = {}
-    folder = f"{where}/{name}"
+    folder, budget = f"{where}/{name}", _Budget()
     try:
         directory = os.open(name, _FOLDER_FLAGS, dir_fd=root)
         try:
-            found = _best(directory, extra)
+            found = _best(directory, extra, budget)
             if found.region is None:
-                below = _nested(directory, name, extra)
+                below = _nested(directory, name, extra, budget)
                 if below is not None and (below.region is not None or found.skip is Skip.NO_FILE):
                     if found.skip is not None and found.skip is not Skip.NO_FILE:
                         _count(extra, found.skip)
@@ -91,14 +151,14 @@ def _container(root: int, where: str, name: str, uid: str, container: str) -> Ca
     return Cache(uid, container, path, found.region, found.skip, found.modified, extra)
 
 
-def _nested(directory: int, name: str, extra: dict[str, int]) -> _Found | None:
+def _nested(directory: int, name: str, extra: dict[str, int], budget: _Budget) -> _Found | None:
     """The region one level below: where a library that derives the path itself puts it."""
     try:
         inner = os.open(name, _FOLDER_FLAGS, dir_fd=directory)
     except OSError:
         return None
     try:
-        return _best(inner, extra)
+        return _best(inner, extra, budget)
     finally:
         os.close(inner)
 
@@ -119,9 +179,9 @@ def _list(directory: int, most: int) -> tuple[list[str], bool]:
     return found, False
 
 
-def _best(directory: int, extra: dict[str, int]) -> _Found:
+def _best(directory: int, extra: dict[str, int], budget: _Budget) -> _Found:
     """The folder's region: usage.cache where that is one, else the newest other *.cache that is one."""
-    first = _file(directory, names.CACHE_FILE)
+    first = _file(directory, names.CACHE_FILE, budget)
     try:
         entries, crowded = _list(directory, MOST_ENTRIES)
     except OSError:
@@ -134,7 +194,8 @@ def _best(directory: int, extra: dict[str, int]) -> _Found:
         return first
     _count(extra, Skip.CROWDED, len(others) > MOST_FILES)
     found = [first] if first is not None else []
-    found += [read for name in sorted(others)[:MOST_FILES] if (read := _file(directory, name)) is not None]
+    others = sorted(others)[:MOST_FILES]
+    found += [read for name in others if (read := _file(directory, name, budget)) is not None]
     if not found:
         return _Found(None, Skip.NO_FILE)
     valid = [one for one in found if one.region is not None]
@@ -145,8 +206,10 @@ def _best(directory: int, extra: dict[str, int]) -> _Found:
     return best
 
 
-def _file(directory: int, name: str) -> _Found | None:
+def _file(directory: int, name: str, budget: _Budget) -> _Found | None:
     """What the file says; None where there is none."""
+    if not budget.left():
+        return _Found(None, Skip.SLOW, file=name)
     try:
         descriptor = region.open_file(name, directory)
     except FileNotFoundError:
@@ -158,7 +221,7 @@ def _file(directory: int, name: str) -> _Found | None:
     modified = 0.0
     try:
         modified = os.fstat(descriptor).st_mtime
-        return _Found(region.read_descriptor(descriptor), None, modified, name)
+        return _Found(region.read_descriptor(descriptor, budget.left()), None, modified, name)
     except RegionError as error:
         return _Found(None, Skip(error.why), modified, name)
     except OSError as error:

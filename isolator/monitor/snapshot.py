@@ -103,6 +103,7 @@ class Composer:
     ) -> None:
         self._node, self._mount, self._pods, self._nvml = node, mount, pods, nvml
         self._schedulers = schedulers
+        self._scanner = discovery.Scanner(mount)
         self._host = HostProcesses(proc) if host_pid else None
         self._said: set[str] = set()
 
@@ -110,7 +111,7 @@ class Composer:
         """One scan of the node; never raises for what a tenant, a file, the API or NVML does."""
         started, now = time.monotonic(), time.time()
         failed: set[str] = set()
-        scan = self._try("caches", failed, lambda: discovery.scan(self._mount))
+        scan = self._try("caches", failed, self._scanner.scan)
         pods = self._try("pods", failed, self._pods.pods) or {}
         view = self._try("nvml", failed, self._nvml.view)
         libsync = self._try("libsync", failed, self._libsync)

@@ -208,7 +208,7 @@ def test_a_reader_that_fails_unexpectedly_is_seen(tmp_path: Path, monkeypatch: p
     """An I/O error of one file is that container's skip."""
     with RegionFile(folder(tmp_path) / "usage.cache"):
 
-        def fail(descriptor: int) -> None:
+        def fail(*_: object) -> None:
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr("isolator.region.read_descriptor", fail)

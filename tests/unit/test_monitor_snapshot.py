@@ -108,14 +108,14 @@ def test_broken_report_fails_alone(tmp_path: Path, text: str) -> None:
 def test_each_source_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches that cannot be read, and NVML that raises, leave the rest (B164)."""
 
-    def refuse(_: Path) -> None:
+    def refuse(_: object) -> None:
         raise PermissionError("no")
 
     gpu = Gpu()
     monkeypatch.setattr(gpu, "view", lambda: 1 / 0)
     assert _compose(tmp_path, Pods(made.pod(1)), gpu).snapshot().failed == {"nvml"}
 
-    monkeypatch.setattr(discovery, "scan", refuse)
+    monkeypatch.setattr(discovery.Scanner, "scan", refuse)
     snapshot = _compose(tmp_path, Pods(made.pod(1))).snapshot()
     assert snapshot.failed == {"caches"}
     assert (snapshot.verdicts, snapshot.skipped) == (None, Counter())

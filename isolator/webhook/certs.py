@@ -22,6 +22,8 @@ LEAF_LIFE: Final = dt.timedelta(days=365)
 BACKDATED: Final = dt.timedelta(hours=1)
 """Clocks of the API server and of the other replica may be behind ours: what is not valid yet is refused by
 the one and written anew by the other."""
+OLD_CAS: Final = 2
+"""Former CAs that stay trusted behind the present one, until they end."""
 RENEW_AFTER: Final = 2 / 3
 """Share of a certificate's life after which it is due."""
 
@@ -181,11 +183,24 @@ def _usable_ca(stored: Mapping[str, bytes], now: dt.datetime) -> Pair | None:
     ca = _load(stored.get(CA, b""), stored.get(CA_KEY, b""))
     if ca is None or not ca.certificate.not_valid_before_utc <= now < ca.certificate.not_valid_after_utc:
         return None
+    return ca if _may_sign(ca.certificate) else None
+
+
+def _may_sign(certificate: x509.Certificate) -> bool:
     try:
-        may_sign = ca.certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return None
-    return ca if may_sign else None
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+
+
+def _trusted(stored: Mapping[str, bytes], now: dt.datetime) -> list[bytes]:
+    """The CAs in the stored ca.crt that have not ended, whether or not their keys are there."""
+    try:
+        found = x509.load_pem_x509_certificates(stored.get(CA, b""))
+    except ValueError:
+        return []
+    valid = [one for one in found if _may_sign(one) and now < one.not_valid_after_utc]
+    return [one.public_bytes(serialization.Encoding.PEM) for one in valid]
 
 
 def fault(stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime) -> str | None:
@@ -213,13 +228,15 @@ def fault(stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime) -
 def mend(stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime) -> dict[str, bytes]:
     """Data that can be served: a new serving pair, under the stored CA where that is usable.
 
-    A kept CA leaves every caBundle valid. The renewal of a CA has its place here: one that is due
-    (`needs_renewal`) gets its successor put in front of it with `bundle`.
+    A kept CA leaves every caBundle valid. One that is replaced (its key is lost) stays trusted behind its
+    successor until it ends, as long as other replicas may serve pairs of its. The renewal of a CA has its
+    place here: one that is due (`needs_renewal`) gets its successor in the same way.
     """
-    kept = _usable_ca(stored, now)
-    ca = kept or issue_ca(now)
+    ca = _usable_ca(stored, now) or issue_ca(now)
     leaf = issue_leaf(ca, hosts, now)
-    authorities = bundle(stored[CA]) if kept else ca.certificate_pem()
+    own = ca.certificate_pem()
+    former = [pem for pem in _trusted(stored, now) if pem != own]
+    authorities = bundle(own, *former[:OLD_CAS])
     return {
         CERTIFICATE: leaf.certificate_pem(),
         KEY: leaf.key_pem(),

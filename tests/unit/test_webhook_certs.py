@@ -137,6 +137,26 @@ def test_mends_what_cannot_be_served(kind: str, keeps_ca: bool) -> None:
     assert (mended[certs.CA] == stored.get(certs.CA)) is keeps_ca
 
 
+def test_replaced_ca_stays_trusted_until_it_ends() -> None:
+    """A CA whose key is lost is followed by another that stands in front: both replicas' pairs are taken."""
+    old = material(HOSTS)
+    after = certs.mend({**old, certs.CA_KEY: b""}, HOSTS, NOW)
+    assert certs.fault(after, HOSTS, NOW) is None
+    assert after[certs.CA].endswith(old[certs.CA]) and after[certs.CA] != old[certs.CA]
+    for leaf in (old[certs.CERTIFICATE], after[certs.CERTIFICATE]):
+        _verify(leaf, after[certs.CA], HOSTS[1], NOW)
+    again = after
+    for _ in range(4):
+        again = certs.mend({**again, certs.CA_KEY: b"lost"}, HOSTS, NOW)
+    assert len(x509.load_pem_x509_certificates(again[certs.CA])) == 1 + certs.OLD_CAS
+
+    ended = certs.issue_ca(NOW - dt.timedelta(days=9), dt.timedelta(days=8)).certificate_pem()
+    leaf = old[certs.CERTIFICATE]
+    for behind in (ended, leaf):
+        mended = certs.mend({**old, certs.CA: old[certs.CA] + behind, certs.KEY: b""}, HOSTS, NOW)
+        assert mended[certs.CA] == old[certs.CA], "what has ended or is no CA is not trusted on"
+
+
 def test_has_nothing_against_what_it_makes() -> None:
     """Data made here are served as they are, to shortly before they are due."""
     assert certs.fault(material(HOSTS), HOSTS, NOW + dt.timedelta(days=240)) is None

@@ -9,11 +9,26 @@ from typing import Final
 from isolator import names
 
 _SUFFIX: Final = re.compile(r"-i?[0-9]+(?:-evar)?")
+_NAME: Final = re.compile(r"(.+)-i?[0-9]+(?:-evar)?")
 
 
 def is_legacy(annotations: Mapping[str, str]) -> bool:
     """Whether one of the two annotations that always make a fraction pod is present, empty or not."""
     return any(key in annotations for key in names.TRIGGER_ANNOTATIONS)
+
+
+def is_bound(annotations: Mapping[str, str]) -> bool:
+    """Whether KAI's binder noted that it gave the pod a share, whatever the pod's other words say now."""
+    return annotations.get(names.ANNOTATION_RESOURCE_TYPE) == "Fraction"
+
+
+def opted_out(annotations: Mapping[str, str], labels: Mapping[str, str]) -> str | None:
+    """The pod's own word that it wants no limit, for a message; None without one."""
+    if annotations.get(names.ANNOTATION_INJECT, "").lower() == "false":
+        return f"annotation {names.ANNOTATION_INJECT} is false"
+    if labels.get(names.LABEL_WEBHOOK) == names.LABEL_WEBHOOK_IGNORE:
+        return f"label {names.LABEL_WEBHOOK} is {names.LABEL_WEBHOOK_IGNORE}"
+    return None
 
 
 def is_fraction(annotations: Mapping[str, str]) -> bool:
@@ -47,3 +62,9 @@ def is_kais(configmap: str, prefix: str) -> bool:
     if not prefix or not configmap.startswith(prefix):
         return False
     return _SUFFIX.fullmatch(configmap, len(prefix)) is not None
+
+
+def prefix_of(configmap: str) -> str:
+    """The prefix that KAI made this ConfigMap's name from; empty where it is no such name."""
+    found = _NAME.fullmatch(configmap)
+    return found[1] if found else ""

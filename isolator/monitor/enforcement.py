@@ -27,15 +27,16 @@ def concerns(container: Container, pod: PodView, schedulers: tuple[str, ...]) ->
     if container.injected:
         return True
     ours = pod.namespace not in names.UNTOUCHED_NAMESPACES and (not schedulers or pod.scheduler in schedulers)
+    if fraction.is_bound(pod.annotations) and not fraction.is_fraction(pod.annotations):
+        return ours and container.fraction  # its words were taken away after KAI had read them
     return ours and container.fraction and fraction.is_legacy(pod.annotations)
 
 
 def why_not_injected(pod: PodView) -> tuple[Uncapped, str]:
     """Why a fraction pod runs without the library, from what it and the webhook left on it."""
-    if pod.annotations.get(names.ANNOTATION_INJECT, "").lower() == "false":
-        return Uncapped.OPTED_OUT, f"annotation {names.ANNOTATION_INJECT} is false"
-    if pod.labels.get(names.LABEL_WEBHOOK) == names.LABEL_WEBHOOK_IGNORE:
-        return Uncapped.OPTED_OUT, f"label {names.LABEL_WEBHOOK} is {names.LABEL_WEBHOOK_IGNORE}"
+    out = fraction.opted_out(pod.annotations, pod.labels)
+    if out is not None:
+        return Uncapped.OPTED_OUT, out
     status = pod.annotations.get(names.ANNOTATION_STATUS, "")
     if status.startswith(names.STATUS_SKIPPED):
         reason = status.removeprefix(names.STATUS_SKIPPED).strip()[:_REASON]

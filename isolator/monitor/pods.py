@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
+from posixpath import normpath
 from typing import Any, Final
 
 from isolator import fraction, names
@@ -22,6 +24,7 @@ _ANNOTATIONS: Final = frozenset(
         names.ANNOTATION_CONFIGMAP,
         names.ANNOTATION_DEVICES,
         names.ANNOTATION_INJECT,
+        names.ANNOTATION_RESOURCE_TYPE,
         names.ANNOTATION_STATUS,
     }
 )
@@ -56,7 +59,7 @@ def target(spec: Json, annotations: Mapping[str, str]) -> tuple[bool, int] | Non
     The one container that carries KAI's key wins over the annotations: something that came later may have
     put a container in front. Where several carry one, the annotations decide.
     """
-    if not fraction.is_fraction(annotations):
+    if not (fraction.is_fraction(annotations) or fraction.is_bound(annotations)):
         return None
     places = [
         (init, index, container)
@@ -78,21 +81,39 @@ def _volume(spec: Json, name: str) -> Json:
     return next((volume for volume in _list(spec, "volumes") if volume.get("name") == name), {})
 
 
-def _is_injected(spec: Json, container: Json, mount: str) -> bool:
+def _is_injected(spec: Json, container: Json, mount: str, opted_out: bool) -> bool:
     """Whether the container has the host's library and preload file, by mounts that nobody else makes.
 
-    Names alone are not believed: a tenant may give a volume of its own the same name. Release 1.1 of the
-    upstream project mounts the whole folder; its pods live on across a migration.
+    Names alone are not believed: a tenant may give a volume of its own the same name, and a pod that keeps
+    away from the webhook may carry mounts that look like ours beside one that hides them. Release 1.1 of
+    the upstream project mounts the whole folder; its pods live on across a migration.
     """
-    mounts = {(entry.get("name"), entry.get("mountPath")) for entry in _list(container, "volumeMounts")}
+    mounts = {
+        (str(entry.get("name")), str(entry.get("mountPath"))) for entry in _list(container, "volumeMounts")
+    }
     host = _map(_volume(spec, names.VOLUME_VGPU), "hostPath").get("path")
-    library = f"{mount}/{names.LIBRARY_FILE}"
-    if any(mount_name == names.VOLUME_PRELOAD for mount_name, _ in mounts):
+    ours = {
+        (names.VOLUME_VGPU, f"{mount}/{names.LIBRARY_FILE}"),
+        (names.VOLUME_PRELOAD, names.PRELOAD_FILE),
+    }
+    # Either makes the library ask for a limit; without both it lets everything pass.
+    demands = {
+        (names.VOLUME_LIMIT, f"{mount}/{names.LIMIT_FILE}"),
+        (names.VOLUME_CONTAINERS, f"{mount}/{names.CONTAINERS_DIRECTORY}"),
+    }
+    if ours <= mounts:
         preload = _map(_volume(spec, names.VOLUME_PRELOAD), "hostPath").get("path")
-        if (names.VOLUME_PRELOAD, names.PRELOAD_FILE) in mounts and preload == f"{mount}/{names.PRELOAD_KEY}":
-            return (names.VOLUME_VGPU, library) in mounts and host == library
+        whole = host == f"{mount}/{names.LIBRARY_FILE}" and preload == f"{mount}/{names.PRELOAD_KEY}"
+        hidden = any(_hides(path, mount) for _, path in mounts - ours - demands)
+        return whole and bool(demands & mounts) and not hidden
     upstream = any(path == names.PRELOAD_FILE for _, path in mounts)
-    return upstream and (names.VOLUME_VGPU, mount) in mounts and host == mount
+    return not opted_out and upstream and (names.VOLUME_VGPU, mount) in mounts and host == mount
+
+
+def _hides(path: str, mount: str) -> bool:
+    """Whether something mounted at `path` lies over the library, the preload file or the limit."""
+    at = normpath("/" + path.lstrip("/"))
+    return at in ("/", "/etc") or f"{at}/".startswith((f"{names.PRELOAD_FILE}/", f"{mount}/"))
 
 
 def _limit(spec: Json, container: Json) -> tuple[str | None, bool]:
@@ -114,6 +135,7 @@ def _seconds(text: str | None) -> float | None:
 def _containers(pod: Json, annotations: Mapping[str, str], mount: str) -> Iterator[Container]:
     meta, spec, status = pod["metadata"], _map(pod, "spec"), _map(pod, "status")
     wanted = target(spec, annotations)
+    opted_out = fraction.opted_out(annotations, _map(meta, "labels")) is not None
     states = {
         entry.get("name"): entry
         for key in ("initContainerStatuses", "containerStatuses")
@@ -130,7 +152,7 @@ def _containers(pod: Json, annotations: Mapping[str, str], mount: str) -> Iterat
                 uid=str(meta["uid"]),
                 name=str(container["name"]),
                 init=init,
-                injected=_is_injected(spec, container, mount),
+                injected=_is_injected(spec, container, mount, opted_out),
                 running=running is not None,
                 started=_seconds((running or {}).get("startedAt")),
                 container_id=str(state.get("containerID") or "").rpartition("://")[2],
@@ -166,6 +188,29 @@ def view(pod: Json, mount: str) -> PodView:
     )
 
 
+def _as_first_seen(pod: PodView, before: PodView | None) -> PodView:
+    """The pod with the words that it came to this node with, as far as it had any.
+
+    KAI reads them when it binds the pod. Whoever may change a pod may change them afterwards; that changes
+    neither who has the GPU nor what was granted.
+    """
+    if before is None:
+        return pod
+    containers = pod.containers
+    if any(c.fraction for c in before.containers):
+        targets = {(c.init, c.name) for c in before.containers if c.fraction}
+        containers = tuple(replace(c, fraction=(c.init, c.name) in targets) for c in containers)
+    status = before.annotations.get(names.ANNOTATION_STATUS)
+    if status is not None:
+        containers = tuple(replace(c, status_annotation=status) for c in containers)
+    return replace(
+        pod,
+        containers=containers,
+        annotations={**pod.annotations, **before.annotations},
+        labels={**pod.labels, **before.labels},
+    )
+
+
 class PodTable:
     """The pods of one node by UID; one writer, any number of readers, each with a snapshot of its own."""
 
@@ -178,15 +223,15 @@ class PodTable:
     def replace(self, pods: Iterable[PodView]) -> None:
         """Takes a whole list; what is not in it is gone."""
         with self._lock:
-            self._pods = {}
+            before, self._pods = self._pods, {}
             self.dropped = 0
             for pod in pods:
-                self._put(pod)
+                self._put(_as_first_seen(pod, before.get(pod.uid)))
 
     def put(self, pod: PodView) -> None:
         """Adds or changes one pod."""
         with self._lock:
-            self._put(pod)
+            self._put(_as_first_seen(pod, self._pods.get(pod.uid)))
 
     def _put(self, pod: PodView) -> None:
         if pod.uid not in self._pods and len(self._pods) >= MAX_PODS:

@@ -7,6 +7,7 @@ characters besides what it quotes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from isolator import fraction, names
 from isolator.webhook.pod import Container, Json, Pod, as_object, quote
@@ -15,7 +16,13 @@ _INTEGER = re.compile(r"[0-9]{1,18}")
 _NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _TRUE = frozenset({"1", "true", "yes", "on", "t", "y"})
 _INDEXED_LIMIT = re.compile(re.escape(names.ENV_MEMORY_LIMIT) + r"_[0-9]+")
-_NO_DEVICES = frozenset({"", "none", "void"})
+_NO_DEVICES = frozenset({None, "", "none", "void"})
+_CDI_CONTAINER = "nvidia.cdi.k8s.io/container."
+"""The GPU Operator's NRI plugin gives a container the devices of this annotation with its name."""
+_CDI_POD = ("nvidia.cdi.k8s.io/pod", "cdi.k8s.io/")
+"""Annotations that give devices to every container of the pod."""
+_MOUNTERS = frozenset({"ALL", "SYS_ADMIN", "CAP_SYS_ADMIN"})
+"""Capabilities with which a container can take our mounts away."""
 
 
 def is_true(text: str) -> bool:
@@ -66,6 +73,10 @@ def on_target(container: Container, annotations: dict[str, str]) -> list[str]:
             f"container {quote(container.name)} is privileged: it can go round its GPU memory limit,"
             " nested containers have none"
         )
+    where = f"{container.where}.securityContext.capabilities"
+    added = as_object(security.get("capabilities"), where).get("add")
+    if isinstance(added, list) and any(isinstance(each, str) and each.upper() in _MOUNTERS for each in added):
+        found.append(f"container {quote(container.name)} may unmount its GPU memory limit: drop SYS_ADMIN")
     return found
 
 
@@ -85,16 +96,34 @@ def on_replaced(container: Container, required: list[Json]) -> list[str]:
     ]
 
 
+def on_pod(pod: Pod) -> list[str]:
+    """Members of the pod's spec that keep KAI from what it is asked for."""
+    if pod.spec.get("nodeName"):
+        return ["spec.nodeName is set: KAI does not place this pod and reserves no GPU memory for it"]
+    return []
+
+
 def on_others(pod: Pod, target: Container) -> list[str]:
     """Containers beside the target that ask for GPUs by themselves: nothing limits those."""
-    found = []
-    for container in pod.containers:
-        if container is target:
-            continue
-        devices = container.literal(names.ENV_NVIDIA_VISIBLE_DEVICES)
-        if devices is not None and devices not in _NO_DEVICES:
+    others = [container for container in pod.containers if container is not target]
+    found = on_devices(others)
+    keys = {f"{_CDI_CONTAINER}{container.name}" for container in others}
+    for key in pod.annotations:
+        if key in keys or (others and key.startswith(_CDI_POD)):
             found.append(
-                f"container {quote(container.name)} sets {names.ENV_NVIDIA_VISIBLE_DEVICES} itself:"
-                " nothing limits it"
+                f"annotation {quote(key, 80)} gives devices to a container that nothing limits: leave it out"
             )
     return found
+
+
+def on_devices(containers: Iterable[Container]) -> list[str]:
+    """Containers that nothing limits and that name GPUs, by a literal or from anywhere else."""
+    return [
+        f"container {quote(container.name)} sets {names.ENV_NVIDIA_VISIBLE_DEVICES} itself: nothing limits it"
+        for container in containers
+        if any(
+            entry["name"] == names.ENV_NVIDIA_VISIBLE_DEVICES
+            and (entry.get("valueFrom") is not None or entry.get("value") not in _NO_DEVICES)
+            for entry in container.env
+        )
+    ]

@@ -15,7 +15,7 @@ from posixpath import normpath
 
 from isolator import names
 from isolator.webhook.items import is_ours
-from isolator.webhook.pod import Container, Json, Pod, as_objects, as_text, quote
+from isolator.webhook.pod import Container, Pod, as_objects, as_text, quote
 
 _HOLDS_PRELOAD = ("/", "/etc")
 
@@ -81,12 +81,6 @@ def foreign_users(pod: Pod, target: Container | None) -> list[str]:
     return [c.name for c in pod.containers if c is not target and any(map(is_ours, c.mounts))]
 
 
-def ephemeral_user(spec: Json) -> str | None:
-    """Name of an ephemeral container that mounts a volume of ours, if any."""
-    where = "spec.ephemeralContainers"
-    for index, container in enumerate(as_objects(spec.get("ephemeralContainers"), where, "name")):
-        if any(
-            map(is_ours, as_objects(container.get("volumeMounts"), f"{where}[{index}].volumeMounts", "name"))
-        ):
-            return str(container["name"])
-    return None
+def ephemeral_user(containers: list[Container]) -> str | None:
+    """Name of the first of some debug containers that mounts a volume of ours, if any does."""
+    return next((c.name for c in containers if any(map(is_ours, c.mounts))), None)

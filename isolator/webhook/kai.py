@@ -7,18 +7,23 @@ from dataclasses import dataclass
 from isolator import fraction, names
 from isolator.webhook.pod import Container, Pod, quote
 
+_ALWAYS = frozenset(names.KAI_ENV) - {names.ENV_NVIDIA_VISIBLE_DEVICES}
+"""KAI replaces these in every mode; with the GPU Operator's NRI plugin the device list stays the tenant's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Marks:
     """KAI's second-pass traces: the containers that refer to its ConfigMaps, and where the limit comes from.
 
     `configmap` is the ConfigMap that KAI's binder writes the limit of the only marked container into; None
-    where KAI left no limit. `moved` says that the container's index changed after KAI looked.
+    where KAI left no limit. `moved` says that the container's index changed after KAI looked, `claimed` that
+    a limit from KAI is referred to, whether or not the other traces agree with it.
     """
 
     containers: tuple[Container, ...]
     configmap: str | None = None
     moved: bool = False
+    claimed: bool = False
 
 
 def resolve(pod: Pod) -> tuple[Container | None, str]:
@@ -50,18 +55,32 @@ def find_marks(pod: Pod) -> Marks:
     sources = {
         configmap
         for variable, configmap, _ in target.references()
-        if variable in names.KAI_ENV and fraction.is_kais(configmap, prefix)
+        if variable in _ALWAYS and fraction.is_kais(configmap, prefix)
     }
     limits = {
         configmap
         for _, configmap, key in target.references(names.ENV_MEMORY_LIMIT)
         if key == names.ENV_MEMORY_LIMIT
     }
+    claimed = any(fraction.is_kais(configmap, prefix) for configmap in limits)
     if len(sources) != 1 or not sources & limits or any(s.endswith("-evar") for s in sources):
-        return Marks(marked)
+        return Marks(marked, claimed=claimed)
     # The binder counts the index when it binds; the reference may be older than the container's place.
     current = f"{prefix}-{'i' if target.init else ''}{target.index}"
-    return Marks(marked, current, moved=current not in sources)
+    return Marks(marked, current, moved=current not in sources, claimed=claimed)
+
+
+def takers(pod: Pod, containers: list[Container]) -> list[Container]:
+    """Those of the given containers that take this pod's GPU from KAI's ConfigMaps.
+
+    Asked of a running pod, whose annotations may have changed: our limit volume names the ConfigMap for good.
+    """
+    prefixes = {pod.annotations.get(names.ANNOTATION_CONFIGMAP, "")}
+    for volume in pod.volumes:
+        source = volume.get("configMap") if volume["name"] == names.VOLUME_LIMIT else None
+        if isinstance(source, dict):
+            prefixes.add(fraction.prefix_of(str(source.get("name"))))
+    return [c for c in containers if any(_refers(c, prefix) for prefix in prefixes)]
 
 
 def _refers(container: Container, prefix: str) -> bool:

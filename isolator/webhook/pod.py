@@ -156,6 +156,12 @@ def _container(raw: Json, init: bool, index: int) -> Container:
     )
 
 
+def ephemeral_containers(spec: Json) -> list[Container]:
+    """The debug containers of a pod; ContractError where they are none."""
+    found = as_objects(spec.get("ephemeralContainers"), "spec.ephemeralContainers", "name")
+    return [_container(raw, False, index) for index, raw in enumerate(found)]
+
+
 def read_pod(pod: object) -> Pod:
     """The parsed JSON of a pod, checked as far as the rule reads it; ContractError otherwise."""
     if not isinstance(pod, dict):

@@ -33,7 +33,7 @@ from typing import Final, Literal
 
 from isolator import fraction, names
 from isolator.webhook import advice, guard, items, kai
-from isolator.webhook.pod import Container, Pod, quote, read_pod
+from isolator.webhook.pod import Container, Pod, ephemeral_containers, quote, read_pod
 
 Action = Literal["inject", "release", "skip", "deny"]
 OnNoLimit = Literal["refuse", "release", "deny"]
@@ -114,7 +114,7 @@ def decide(pod: object, namespace: str, rule: Rule) -> Verdict:
         shown = ", ".join(quote(c.name) for c in marks.containers[:4])
         message = f"containers {shown} all take their GPU from KAI: only one can be limited"
         return Verdict("deny", Reason.AMBIGUOUS_TARGET, message=message)
-    if not fraction.is_legacy(view.annotations) and marks.configmap is None:
+    if not fraction.is_legacy(view.annotations) and not marks.claimed:
         return Verdict("skip", Reason.NVFRACTIONS)
     target, problem = (marks.containers[0], "") if marks.containers else kai.resolve(view)
     if target is None:
@@ -193,6 +193,7 @@ def _advice(view: Pod, target: Container, rule: Rule) -> list[str]:
         *advice.on_annotations(view.annotations),
         *advice.on_target(target, view.annotations),
         *advice.on_replaced(target, items.required_env(rule.mount)),
+        *advice.on_pod(view),
         *advice.on_others(view, target),
         *guard.parent_mounts(target, rule.mount),
         *(
@@ -226,12 +227,22 @@ def _unique(notes: list[str]) -> tuple[str, ...]:
 def decide_ephemeral(pod: object) -> Verdict:
     """The verdict on an update of pods/ephemeralcontainers, which may not change anything else of a pod.
 
-    Such a container cannot have a subPath, so a mount of our volumes would show it every tenant's folder.
+    Such a container cannot have a subPath, so it cannot be injected: a mount of ours would show it every
+    tenant's folder, and a GPU from KAI's ConfigMap would be one without a limit.
     """
-    name = guard.ephemeral_user(read_pod(pod).spec)
-    if name is None:
-        return Verdict("skip", Reason.NOT_FRACTION)
-    message = (
-        f"ephemeral container {quote(name)} mounts a volume of the GPU memory limit: leave that mount out"
-    )
-    return Verdict("deny", Reason.EPHEMERAL_MOUNT, message=message)
+    view = read_pod(pod)
+    debug = ephemeral_containers(view.spec)
+    name = guard.ephemeral_user(debug)
+    if name is not None:
+        message = (
+            f"ephemeral container {quote(name)} mounts a volume of the GPU memory limit: leave that mount out"
+        )
+        return Verdict("deny", Reason.EPHEMERAL_MOUNT, message=message)
+    taking = kai.takers(view, debug)
+    if taking:
+        message = (
+            f"ephemeral container {quote(taking[0].name)} takes its GPU from KAI and cannot be limited:"
+            " leave the reference to KAI's ConfigMap out"
+        )
+        return Verdict("deny", Reason.AMBIGUOUS_TARGET, message=message)
+    return Verdict("skip", Reason.NOT_FRACTION, warnings=_unique(advice.on_devices(debug)))

@@ -124,6 +124,50 @@ def test_names_alone_do_not_make_a_container_injected() -> None:
     assert not _view(pod).containers[0].injected
 
 
+@pytest.mark.parametrize(
+    "hiding",
+    [
+        {"name": "mine", "mountPath": "/etc/./ld.so.preload"},
+        {"name": "mine", "mountPath": "/etc"},
+        {"name": "mine", "mountPath": "/usr/local//vgpu"},
+        {"name": names.VOLUME_VGPU, "mountPath": "/etc//ld.so.preload"},
+        {"name": "mine", "mountPath": f"{made.MOUNT}/limit"},
+    ],
+)
+def test_a_handmade_injection_that_is_hidden_is_none(hiding: dict[str, str]) -> None:
+    """A pod that no webhook judged may mount over the very files that it shows off."""
+    pod = made.pod(1)
+    pod["spec"]["containers"][0]["volumeMounts"].append(hiding)
+    assert not _view(pod).containers[0].injected
+
+
+def test_a_handmade_injection_that_asks_for_no_limit_is_none() -> None:
+    """Library and preload file alone let everything pass."""
+    pod = made.pod(1, containers=[made.container(injected=True, limit=False)])
+    assert not _view(pod).containers[0].injected
+    folder = {"name": names.VOLUME_CONTAINERS, "mountPath": f"{made.MOUNT}/containers"}
+    pod["spec"]["containers"][0]["volumeMounts"].append(folder)
+    assert _view(pod).containers[0].injected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"annotations": {"gpu-memory": "1", names.ANNOTATION_INJECT: "False"}},
+        {"labels": {names.LABEL_WEBHOOK: "ignore"}},
+    ],
+)
+def test_a_pod_that_opts_out_was_not_injected_by_upstream(given: dict[str, dict[str, str]]) -> None:
+    """Upstream leaves such a pod alone, so what looks like its injection is the tenant's."""
+    pod = made.pod(1, injected=False, **given)
+    pod["spec"]["volumes"] = [{"name": names.VOLUME_VGPU, "hostPath": {"path": made.MOUNT}}]
+    pod["spec"]["containers"][0]["volumeMounts"] = [
+        {"name": names.VOLUME_VGPU, "mountPath": made.MOUNT},
+        {"name": "mine", "mountPath": names.PRELOAD_FILE},
+    ]
+    assert not _view(pod).containers[0].injected
+
+
 def test_upstreams_injection_counts() -> None:
     """Pods that release 1.1 of the upstream project injected live on across a migration."""
     pod = made.pod(1, injected=False)
@@ -184,3 +228,28 @@ def test_snapshot_does_not_change_afterwards() -> None:
 
     assert set(before) == {made.uid(1)}
     assert table.snapshot() == {}
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_words_that_change_after_the_binding_do_not_count(listed: bool) -> None:
+    """KAI read them before: taken away or turned to another container they hide nobody who has a GPU."""
+    words = {"gpu-memory": "4096", "gpu-fraction-container-name": "b"}
+    containers = [made.container("a"), made.container("b")]
+    table = pods.PodTable()
+    table.put(_view(made.pod(1, injected=False, annotations=words, containers=containers)))
+    opt_out = {names.ANNOTATION_INJECT: "false"}
+    for later in ({}, {"gpu-memory": "9", "gpu-fraction-container-name": "a"}, opt_out):
+        changed = _view(made.pod(1, injected=False, annotations=later, containers=containers))
+        if listed:
+            table.replace([changed])
+        else:
+            table.put(changed)
+        seen = table.snapshot()[made.uid(1)]
+        assert [c.name for c in seen.containers if c.fraction] == ["b"]
+        assert words.items() <= seen.annotations.items()
+
+
+def test_a_pod_that_kai_bound_is_a_fraction_pod() -> None:
+    """The binder's note tells it also where the pod's own words are gone before the monitor sees it."""
+    assert _target(made.pod(1, annotations={names.ANNOTATION_RESOURCE_TYPE: "Fraction"})) == ["main"]
+    assert _target(made.pod(1, annotations={names.ANNOTATION_RESOURCE_TYPE: "Regular"})) == []

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from time import perf_counter
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from isolator.webhook.rule import decide as rule_decide
 
 log = logging.getLogger(__name__)
 
+LARGE_BODY: Final = 256 << 10
+"""Bytes from which bodies are read one at a time: the connections together must not take our memory."""
 BODY_SECONDS: Final = 10.0
 """A body may take this long to arrive; the API server gives up after 30 s at most."""
 
@@ -40,7 +43,8 @@ class _Refused(Exception):
         self.status = status
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, large: AsyncExitStack, turn: asyncio.Lock) -> bytearray:
+    """The body; a large one from its `turn` on, which `large` ends when the body is needed no more."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
         raise _Refused(415, "send application/json, not compressed")
@@ -48,18 +52,21 @@ async def _body(request: Request) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > review.MAX_BODY:
         raise too_large
-    body = bytearray()
+    body, waited = bytearray(), False
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > review.MAX_BODY:
                     raise too_large
+                if len(body) > LARGE_BODY and not waited:
+                    waited = True
+                    await large.enter_async_context(turn)
     except ClientDisconnect as error:
         raise _Refused(400, "the client went away before the body was there") from error
     except TimeoutError as error:
         raise _Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
-    return bytes(body)
+    return body
 
 
 def _where(error: BaseException) -> str:
@@ -77,6 +84,7 @@ class Transport:
     ) -> None:
         self.rule, self.health, self.metrics = rule, health, metrics
         self.decide, self.build_patch = decide, build_patch
+        self._turn = asyncio.Lock()
 
     def _headers(self) -> dict[str, str]:
         # While draining, each answer moves the API server's connection to another replica.
@@ -115,9 +123,10 @@ class Transport:
         started = perf_counter()
         reference = "a review that could not be read"
         try:
-            asked = review.parse(await _body(request))
-            reference = asked.reference
-            return JSONResponse(self.answer(asked), headers=self._headers())
+            async with AsyncExitStack() as large:
+                asked = review.parse(await _body(request, large, self._turn))
+                reference = asked.reference
+                return JSONResponse(self.answer(asked), headers=self._headers())
         except (_Refused, ContractError) as error:
             self.metrics.errors.inc()
             status = error.status if isinstance(error, _Refused) else 400

@@ -209,7 +209,7 @@ def test_refuses_other_content() -> None:
 
 
 def test_refuses_a_large_body_while_it_comes() -> None:
-    """A body over 4 MiB gets 413: when announced before it is read, in chunks as soon as it is over."""
+    """A body over 20 MiB gets 413: when announced before it is read, in chunks as soon as it is over."""
     sent = 0
 
     async def chunks() -> AsyncIterator[bytes]:

@@ -31,8 +31,8 @@
 {{- end -}}
 
 {{- define "isolator.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ include "isolator.component" . }}
 {{- end -}}
 
@@ -59,8 +59,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: {{ include "isolator.serviceAccount" . }}
-  namespace: {{ include "isolator.namespace" .root }}
+  name: {{ include "isolator.serviceAccount" . | quote }}
+  namespace: {{ include "isolator.namespace" .root | quote }}
   labels:
     {{- include "isolator.labels" . | nindent 4 }}
   {{- with .values.serviceAccount.annotations }}
@@ -72,7 +72,7 @@ automountServiceAccountToken: false
 {{- end -}}
 
 {{- define "isolator.image" -}}
-{{- $registry := .Values.global.imageRegistry | default .Values.image.registry | trimSuffix "/" -}}
+{{- $registry := .Values.global.imageRegistry | default .Values.image.registry | default "" | trimSuffix "/" -}}
 {{- $image := .Values.image.repository -}}
 {{- if $registry -}}{{- $image = printf "%s/%s" $registry $image -}}{{- end -}}
 {{- $image = printf "%s:%s" $image (.Values.image.tag | default .Chart.AppVersion) -}}
@@ -84,7 +84,7 @@ automountServiceAccountToken: false
 {{- with .Values.global.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ if kindIs "string" . }}{{ . }}{{ else }}{{ .name }}{{ end }}
+  - name: {{ if kindIs "string" . }}{{ . | quote }}{{ else }}{{ .name | quote }}{{ end }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -126,7 +126,7 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -139,6 +139,9 @@ priorityClassName: {{ . }}
 {{- end -}}
 
 {{- define "isolator.checks" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "isolator.fullname" .)) -}}
+{{- fail (printf "%q names Services, which takes a letter first and no dots: choose another release name or set fullnameOverride" (include "isolator.fullname" .)) -}}
+{{- end -}}
 {{- if and .Values.tls.certManager.enabled .Values.tls.existingSecret -}}
 {{- fail "tls.certManager.enabled and tls.existingSecret: choose one" -}}
 {{- end -}}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import values_doc
 import yaml
-from charting import RELEASE, ROOT
+from charting import NAMESPACE, RELEASE, ROOT, Helm, Rendered
 
 from isolator import names
 
@@ -74,6 +75,26 @@ def test_policy_beside_ignore_matches_like_the_webhook(render: Any) -> None:
     (rule,) = spec["validations"]
     assert names.VOLUME_PRELOAD in rule["expression"]
     assert f"m.mountPath == '{names.PRELOAD_FILE}'" in rule["expression"]
+
+
+def test_rights_by_hand_are_those_of_the_chart(each_helm: Helm, render: Any) -> None:
+    """The command of security.md prints the roles and bindings that rbac.create makes, and nothing else."""
+    (command,) = re.findall(r"^ *helm template (.*?)\n *```", SECURITY, re.M | re.S)
+    release, _, *flags = shlex.split(command.replace("\\\n", " "))
+    assert (release, flags[:2]) == (RELEASE, ["-n", NAMESPACE])
+    printed = Rendered(each_helm.template("--set", "rbac.create=false", *flags[2:]).stdout)
+    whole = render("monitor.enabled=true")
+    kinds = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+    assert {item["kind"] for item in printed} == set(kinds)
+    for kind in kinds:
+        assert printed.names(kind) == whole.names(kind)
+        assert all(item == whole.one(kind, item["metadata"]["name"]) for item in printed.all(kind))
+
+
+def test_angle_brackets_of_the_values_page_are_readable() -> None:
+    """Outside of a code span `<` is escaped, or it would begin HTML; inside it stands for itself."""
+    text = "# -- One is <a>|b, two is `<a>|b`.\nx: 1\n"
+    assert "One is &lt;a>\\|b, two is `<a>\\|b`." in values_doc.page(text)
 
 
 @pytest.mark.parametrize("page", [SECURITY, TROUBLE], ids=["security", "troubleshooting"])

@@ -7,6 +7,7 @@ begins `# -- `; a map without one is a section.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -52,6 +53,17 @@ def values(text: str) -> Iterator[Value]:
     yield from walk(root, "")
 
 
+def _cell(text: str) -> str:
+    """Without an end of the cell in it; a table's bar is escaped in code spans as well."""
+    return text.replace("|", "\\|")
+
+
+def _escaped(sentence: str) -> str:
+    """`<` begins HTML outside of code spans, and inside of them stands for itself."""
+    pieces = re.split(r"(`[^`]*`)", sentence)
+    return "".join(piece if piece.startswith("`") else piece.replace("<", "&lt;") for piece in pieces)
+
+
 def page(text: str) -> str:
     """The whole page as Markdown, a table a section."""
     out, section = [HEAD], None
@@ -60,10 +72,7 @@ def page(text: str) -> str:
         if top != section:
             out.append(f"\n## {top}\n\n| value | default | what it does |\n|---|---|---|\n")
             section = top
-        shown = json.dumps(default).replace("|", "\\|")
-        out.append(
-            f"| `{path}` | `{shown}` | {sentence.replace('|', chr(92) + '|').replace('<', '&lt;')} |\n"
-        )
+        out.append(f"| `{path}` | `{_cell(json.dumps(default))}` | {_escaped(_cell(sentence))} |\n")
     return "".join(out)
 
 

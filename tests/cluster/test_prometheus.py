@@ -44,7 +44,7 @@ def operator_jobs(cluster: Cluster, product: Product) -> list[Job]:
 
 def documented() -> tuple[dict[str, Any], Job]:
     """Values of the chart and scrape job that docs/metrics.md gives for use without the operator."""
-    text = (ROOT / "docs/metrics.md").read_text()
+    text = (ROOT / "docs/metrics.md").read_text().split("## Scraping")[1]
     values, config = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.S))
     (job,) = config["scrape_configs"]
     return values, job

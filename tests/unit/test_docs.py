@@ -1,12 +1,18 @@
-"""README, CHANGELOG and docs/: their links lead somewhere."""
+"""README, CHANGELOG and docs/: their links lead somewhere, and what they give to copy is right."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
+import yaml
 from conftest import ROOT
+
+from isolator.monitor import metrics
+from isolator.webhook.rule import Rule, decide
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -35,3 +41,33 @@ def test_paths_of_the_readme_exist() -> None:
     named = re.findall(r"`((?:native|isolator|tests|bench|charts)/[\w./*-]*)`", table)
     assert len(named) > 15
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_pod_of_the_readme_is_valid_and_injected() -> None:
+    """The pod to try is a pod to Kubernetes, its program is Python, and the webhook injects it."""
+    (block,) = re.findall(r"^ *```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.M | re.S)
+    pod = yaml.safe_load(textwrap.dedent(block))
+    kubernetes_validate.validate(pod, "1.35", strict=True)
+    verdict = decide(pod, "default", Rule())
+    assert (verdict.action, verdict.warnings) == ("inject", ())
+    script = pod["spec"]["containers"][0]["args"][0]
+    compile(script.split("<<'EOF'\n")[1].split("\nEOF")[0], "README", "exec")
+
+
+def test_make_table_of_the_readme_is_complete() -> None:
+    """It names each target that `make help` lists, and no other."""
+    table = (ROOT / "README.md").read_text().split("| make | |")[1].split("\n\n")[0]
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`([\w-]+)`", row)
+    }
+    assert named == set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.M))
+
+
+def test_alerts_ask_for_series_that_exist() -> None:
+    """Each series in the alert rules of docs/metrics.md is in the table, and each rule has one."""
+    (block,) = re.findall(r"## Alerts\n\n```yaml\n(.*?)```", (ROOT / "docs" / "metrics.md").read_text(), re.S)
+    (group,) = yaml.safe_load(block)["groups"]
+    known = {row.name for row in metrics.table(legacy=False)}
+    for rule in group["rules"]:
+        asked = re.findall(r"kai_isolator_\w+", rule["expr"])
+        assert asked and set(asked) <= known, rule

@@ -15,7 +15,9 @@ def split_address(value: str) -> tuple[str, int]:
     host, colon, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{value!r} is not host:port, for example 0.0.0.0:8443 or [::]:8443")
+        raise ValueError(
+            f"{value!r} is not host:port: write 0.0.0.0:PORT, [::]:PORT or :PORT, with a port up to 65535"
+        )
     if ":" in host and not bracketed:
         raise ValueError(f"{value!r}: write an IPv6 address in brackets, for example [::]:{port}")
     return host[1:-1] if bracketed else host, int(port)

@@ -5,30 +5,27 @@ Settings are environment variables with the prefix of their class, each checked 
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
-import posixpath
+import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from isolator import names
+from isolator import mountpath, names
 from isolator.address import split_address
 from isolator.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 
 def _listen(value: str) -> str:
     split_address(value)
-    return value
-
-
-def _mount(value: str) -> str:
-    # The preload file is a list split at white space and colons, a Kubernetes mount path has no colon.
-    clean = value.startswith("/") and posixpath.normpath(value) == value and not value.startswith("//")
-    if not clean or value == "/" or re.search(r"[\s:$]", value):
-        raise ValueError(f"{value!r} is not an absolute, clean path without white space, ':' and '$'")
     return value
 
 
@@ -47,7 +44,7 @@ class Common(BaseSettings):
 
     model_config = SettingsConfigDict(extra="ignore", frozen=True)
 
-    mount: Annotated[str, AfterValidator(_mount)] = names.DEFAULT_VGPU_MOUNT
+    mount: Annotated[str, AfterValidator(mountpath.check)] = names.DEFAULT_VGPU_MOUNT
     schedulers: tuple[str, ...] = (names.KAI_SCHEDULER,)
     log_level: Annotated[str, AfterValidator(_level)] = "INFO"
     log_json: bool = False
@@ -75,7 +72,48 @@ def read(kind: type[_Kind], given: dict[str, Any]) -> _Kind:
 
 def _lines(error: ValidationError, prefix: str) -> str:
     faults = []
-    for fault in error.errors(include_url=False, include_input=False):
+    for fault in error.errors(include_url=False):
         field = str(fault["loc"][0]).upper() if fault["loc"] else ""
-        faults.append(f"{prefix}{field}: {fault['msg'].removeprefix('Value error, ')}")
+        faults.append(f"{prefix}{field}: {_line(fault, 's' if field.endswith('_INTERVAL') else '')}")
     return "; ".join(faults)
+
+
+def _line(fault: ErrorDetails, unit: str) -> str:
+    """One fault in a user's words; `unit` belongs to its bounds."""
+    kind, given, bound = fault["type"], fault["input"], fault.get("ctx", {})
+    if kind == "value_error":
+        return fault["msg"].removeprefix("Value error, ")
+    if kind.startswith("bool"):
+        return f"{given!r} is not true or false"
+    if kind.startswith(("int", "float")):
+        return f"{given!r} is not a number"
+    if kind == "literal_error":
+        return f"{given!r} is not {bound['expected']}"
+    if kind == "string_too_short":
+        return f"{given!r} is too short: give a name"
+    for word, sense in (("ge", "at least"), ("le", "at most")):
+        if word in bound:
+            return f"{given!r} is out of range: give {sense} {bound[word]:g}{unit}"
+    return f"{given!r}: {fault['msg']}"
+
+
+def unknown(kind: type[Common], environment: Mapping[str, str]) -> list[str]:
+    """One line for each variable of this part's prefix that no setting reads: a typing error, most likely."""
+    prefix = kind.model_config.get("env_prefix") or ""
+    known = [field.upper() for field in kind.model_fields]
+    lines = []
+    for name in sorted(environment):
+        # The kubelet's, where a Service is called like the prefix.
+        own = name.upper().removeprefix(prefix)
+        foreign = re.fullmatch(r"SERVICE_(HOST|PORT.*)|PORT(_.*)?", own)
+        if not name.upper().startswith(prefix) or own in known or foreign:
+            continue
+        near = difflib.get_close_matches(own, known, 1)
+        lines.append(f"{name} is no setting and is ignored" + (f": {prefix}{near[0]} is one" if near else ""))
+    return lines
+
+
+def warn(kind: type[Common]) -> None:
+    """Logs what `unknown` finds in this process's environment."""
+    for line in unknown(kind, os.environ):
+        log.warning("%s", line)

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from isolator import logs
+from isolator import logs, mountpath
 from isolator.address import split_address
 from isolator.errors import UsageError
 from isolator.libsync.agent import Agent, Options
+from isolator.libsync.arguments import Parser, add_logging
 from isolator.names import (
     DEFAULT_VGPU_MOUNT,
     ENV_ISOLATOR_POD_UID,
@@ -41,26 +42,23 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _clean(text: str) -> Path:
+def _mount(text: str) -> Path:
     # Not resolved: what is a link on the node is ours to refuse, not to follow.
-    # The loader splits the preload file's text at white space and colons.
-    split = any(letter.isspace() or letter == ":" for letter in text)
-    if text in ("/", "") or text[0] != "/" or text[1] == "/" or os.path.normpath(text) != text or split:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not an absolute path below / without '..', '//', a final '/', white space or ':'"
-        )
-    return Path(text)
+    try:
+        return Path(mountpath.check(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The options of the installer."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="isolator libsync",
         description="Keep this node installed: library, preload file, cache folders.",
         epilog="isolator libsync uninstall --help: take the installation off all nodes.",
     )
     add = made.add_argument
-    add("--mount", type=_clean, default=Path(DEFAULT_VGPU_MOUNT), help="folder on the node (%(default)s)")
+    add("--mount", type=_mount, default=Path(DEFAULT_VGPU_MOUNT), help="folder on the node (%(default)s)")
     add("--preload", type=Path, help=f"refuse unless this file says what <mount>/{PRELOAD_KEY} will")
     add("--library", default="auto", help="library to install; auto: the image's, of the node's architecture")
     add("--pods", type=Path, default=Path(PODS_DIRECTORY), help="the kubelet's folder of pods (%(default)s)")
@@ -68,16 +66,13 @@ def parser() -> argparse.ArgumentParser:
     add("--interval", type=_seconds, default=30.0, help="seconds between two passes (%(default)s)")
     add("--listen", type=_address, default=("", LIBSYNC_PORT), help=f"probes: [host]:port (:{LIBSYNC_PORT})")
     add("--once", action="store_true", help="one pass; exit status 0: installed and verified, 1: a problem")
-    add("--remove", action="store_true", help="take the installation off where no injected pod is left")
-    _logging(made)
+    add(
+        "--remove",
+        action="store_true",
+        help="take the installation off where no injected pod is left; with --once ends after one pass",
+    )
+    add_logging(made)
     return made
-
-
-def _logging(made: argparse.ArgumentParser) -> None:
-    """The two options that both verbs have."""
-    levels = ("debug", "info", "warning", "error")
-    made.add_argument("--log-level", type=str.lower, choices=levels, default="info")
-    made.add_argument("--log-json", action="store_true", help="one JSON object a line")
 
 
 def _stop(number: int, frame: object) -> NoReturn:

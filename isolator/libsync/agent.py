@@ -14,7 +14,7 @@ from isolator import __version__
 from isolator.errors import ContractError, IsolatorError
 from isolator.libpath import architecture
 from isolator.libpath import library as image_library
-from isolator.libsync import files, install, remove, status
+from isolator.libsync import files, install, mount, remove, status
 from isolator.libsync.cache import GRACE, Caches
 from isolator.names import CONTAINERS_DIRECTORY
 
@@ -99,13 +99,16 @@ class Agent:
 
     def _pass(self) -> tuple[bool, str]:
         options = self.options
+        mount.check_place(options.mount)
         if options.remove:
             return remove.run(options.mount, self.caches, self.status)
-        options.mount.mkdir(parents=True, exist_ok=True)
+        mount.make(options.mount)
         with files.folder(options.mount) as fd, files.locked(fd) as alone:
             if not alone:
                 log.warning("another process holds the lock of %s: going on without", options.mount)
             before = status.read(fd)
+            if not before:
+                mount.check_ours(fd, options.mount)
             if self._newer(before):
                 return True, "a newer libsync keeps this node; standing by"
             try:
@@ -144,7 +147,7 @@ class Agent:
             self.status.repairs += len(outcome.changes)
             log.warning("repaired: %s", ", ".join(outcome.changes))
         elif outcome.changes:
-            log.info("installed: %s", ", ".join(outcome.changes))
+            log.info("%s", install.tell(outcome.changes))
         self._whole = outcome.verified
         self.status.library_version = site.source.version
         self.status.library_sha256 = site.source.sha256

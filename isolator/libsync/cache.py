@@ -32,7 +32,8 @@ PASS_SECONDS: Final = 2.0
 MOST_FOLDERS: Final = 10_000
 
 _UID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}"  # the second: of a static pod
-_NAME: Final = re.compile(rf"({_UID})_([a-z0-9](?:[-a-z0-9]{{0,61}}[a-z0-9])?)")
+NAME: Final = re.compile(rf"({_UID})_([a-z0-9](?:[-a-z0-9]{{0,61}}[a-z0-9])?)")
+"""A cache folder: UID of the pod, name of the container."""
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Caches:
     @staticmethod
     def _is_folder(fd: int, name: str) -> bool:
         try:
-            return bool(_NAME.fullmatch(name)) and stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode)
+            return bool(NAME.fullmatch(name)) and stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode)
         except OSError:
             return False
 

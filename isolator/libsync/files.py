@@ -48,8 +48,8 @@ def explain(error: OSError, path: Path) -> str:
         return f"no space left at {path}: free disk space or inodes on the node; what is installed stays"
     if error.errno == errno.ELOOP:
         return f"{path}, or a name in it, is a symbolic link, which is never followed: remove the link"
-    where = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
-    return f"{path}{where}: {error.strerror or error}"
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(path)
+    return f"{path}{'' if where == str(path) else f' ({where})'}: {error.strerror or error}"
 
 
 @contextlib.contextmanager

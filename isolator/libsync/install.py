@@ -10,7 +10,7 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -26,8 +26,6 @@ CONTAINERS_MODE: Final = 0o1777
 FOLDER_MODE: Final = 0o755
 LIBRARY_MODE: Final = 0o755
 PRELOAD_MODE: Final = 0o644
-
-
 _OURS: Final = frozenset(
     {
         names.CONTAINERS_DIRECTORY,
@@ -115,6 +113,15 @@ class Outcome:
     problems: tuple[str, ...]
     changes: tuple[str, ...]
     installed_at: float | None
+
+
+def tell(changes: Sequence[str]) -> str:
+    """A first installation in one line: what was created, then what was there and is another now."""
+    missing = " was missing"
+    created = [change.removesuffix(missing) for change in changes if change.endswith(missing)]
+    others = [change for change in changes if not change.endswith(missing)]
+    parts = (("created", created), ("replaced", others))
+    return "; ".join(f"{word}: {', '.join(what)}" for word, what in parts if what)
 
 
 def containers(site: Site) -> None:

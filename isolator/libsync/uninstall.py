@@ -6,7 +6,6 @@ node's outcome, list pods of the namespace. Idempotent; bounded in time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from isolator import logs
 from isolator.errors import IsolatorError, UnavailableError
+from isolator.libsync.arguments import Parser, add_logging
 from isolator.names import LIBSYNC_PORT, READY_PATH
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -186,7 +186,7 @@ def _ask(address: str, port: int = LIBSYNC_PORT) -> str:
 
 def main(arguments: list[str]) -> int:
     """The verb of the hook; an error is one line and exit status 1."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="isolator libsync uninstall",
         description="Take the installation off every node where no injected pod is left, and wait for it.",
     )
@@ -195,9 +195,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait (%(default)s)")
     parser.add_argument("--api", help="URL of the API server (the one every pod is told)")
     parser.add_argument("--account", type=Path, default=ACCOUNT, help="folder of token and ca.crt")
-    levels = ("debug", "info", "warning", "error")
-    parser.add_argument("--log-level", type=str.lower, choices=levels, default="info")
-    parser.add_argument("--log-json", action="store_true")
+    add_logging(parser)
     asked = parser.parse_args(arguments)
     logs.setup(asked.log_level, asked.log_json)
     try:

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 
 from isolator import logs, names, serving
 from isolator.address import listen
+from isolator.settings import warn
 from isolator.webhook import certs
 from isolator.webhook.app import create_app
 from isolator.webhook.bundle import BundleWriter, SecretStore
@@ -103,6 +104,7 @@ def run() -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status. Raises UsageError for bad settings."""
     settings = load()
     logs.setup(settings.log_level, settings.log_json)
+    warn(Settings)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     log.info(
         "webhook starting listen=%s mount=%s onNoLimit=%s tls=%s annotationKeys=%s",

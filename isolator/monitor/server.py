@@ -23,6 +23,7 @@ from isolator.monitor.nvml import Nvml
 from isolator.monitor.podwatch import PodWatch
 from isolator.monitor.settings import Settings
 from isolator.monitor.snapshot import Composer
+from isolator.settings import warn
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def run() -> int:
     """
     given = settings.load()
     logs.setup(given.log_level, given.log_json)
+    warn(Settings)
     api = kube.Api()
     watch = PodWatch(api, given.node_name, given.mount, given.resync_interval)
     nvml = Nvml(max(_NVML_MIN_S, given.update_interval))

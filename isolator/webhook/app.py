@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from time import perf_counter
@@ -28,6 +29,11 @@ log = logging.getLogger(__name__)
 
 LARGE_BODY: Final = 256 << 10
 """Bytes from which bodies are read one at a time: the connections together must not take our memory."""
+MOST_WAITING: Final = 64
+"""Bodies that may be on their way at once. One more takes the place of the client's that has most, so that a
+pod that sends slowly on many connections takes neither all of them nor our memory."""
+PATIENCE: Final = 0.25
+"""Seconds that a body has its place for certain: those of a burst of the API server's are there by then."""
 BODY_SECONDS: Final = 10.0
 """A body may take this long to arrive; the API server gives up after 30 s at most."""
 
@@ -85,6 +91,8 @@ class Transport:
         self.rule, self.health, self.metrics = rule, health, metrics
         self.decide, self.build_patch = decide, build_patch
         self._turn = asyncio.Lock()
+        self._waiting: dict[asyncio.Task[Any], tuple[str, float]] = {}
+        self._pushed: set[asyncio.Task[Any]] = set()
 
     def _headers(self) -> dict[str, str]:
         # While draining, each answer moves the API server's connection to another replica.
@@ -92,6 +100,34 @@ class Transport:
 
     def _count(self, action: str, reason: str) -> None:
         self.metrics.admissions.labels(action, reason).inc()
+
+    async def _receive(self, request: Request, large: AsyncExitStack) -> bytearray:
+        """The body, unless too many are on their way and this client's are most of them."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting[task] = (request.client.host if request.client else "", perf_counter())
+        if len(self._waiting) > MOST_WAITING:
+            self._push_out()
+        try:
+            return await _body(request, large, self._turn)
+        except asyncio.CancelledError:
+            if task not in self._pushed:
+                raise
+            task.uncancel()
+            raise _Refused(503, "too many bodies of this client are on their way") from None
+        finally:
+            self._waiting.pop(task, None)
+            self._pushed.discard(task)
+
+    def _push_out(self) -> None:
+        """Ends the wait for the oldest body of the client with most of them, where it waits for long."""
+        held = Counter(host for host, _ in self._waiting.values())
+        most = max(held, key=lambda each: held[each])
+        victim, since = next((task, at) for task, (host, at) in self._waiting.items() if host == most)
+        if perf_counter() - since > PATIENCE:
+            del self._waiting[victim]
+            self._pushed.add(victim)
+            victim.cancel()
 
     def answer(self, asked: review.Review) -> dict[str, Any]:
         """The review's answer, counted and logged; whatever the rule raises comes through."""
@@ -124,7 +160,7 @@ class Transport:
         reference = "a review that could not be read"
         try:
             async with AsyncExitStack() as large:
-                asked = review.parse(await _body(request, large, self._turn))
+                asked = review.parse(await self._receive(request, large))
                 reference = asked.reference
                 return JSONResponse(self.answer(asked), headers=self._headers())
         except (_Refused, ContractError) as error:

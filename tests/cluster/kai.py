@@ -63,6 +63,7 @@ class Kai:
         self._chance = random.Random()
         self.cards: list[Card] = []
         """Who holds how much of which card, as of the last round."""
+        self._shares: dict[str, float] = {}
         self._stopping = threading.Event()
         self._open = ExitStack()
 
@@ -169,8 +170,11 @@ class Kai:
                 continue
             for key, value in (pod["metadata"].get("labels") or {}).items():
                 if key.partition("/")[0] == grant.GROUP_LABEL and value in groups:
-                    share = grant.portion(pod, memory_label(node), self.mode)
-                    groups[value].shares[pod["metadata"]["uid"]] = share
+                    uid = pod["metadata"]["uid"]
+                    if rules.is_fraction(pod, self.mode):
+                        self._shares[uid] = grant.portion(pod, memory_label(node), self.mode)
+                    # Without its words: what it was bound with.
+                    groups[value].shares[uid] = self._shares.get(uid, 0.0)
 
     def _place(self, pod: rules.Pod, nodes: list[dict[str, Any]]) -> None:
         if not rules.is_fraction(pod, self.mode):
@@ -196,7 +200,7 @@ class Kai:
                 self._drop_map(meta["namespace"], name)
             raise
         for card in cards:
-            card.shares[meta["uid"]] = share
+            card.shares[meta["uid"]] = self._shares[meta["uid"]] = share
 
     def _write_map(self, pod: rules.Pod, name: str, data: dict[str, str]) -> None:
         meta = pod["metadata"]

@@ -7,6 +7,7 @@ import socket
 import socketserver
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -15,6 +16,8 @@ from isolator.names import HEALTH_PATH, READY_PATH
 
 Answer = Callable[[], tuple[bool, str]]
 MOST_CONNECTIONS: Final = 16
+MOST_OF_ONE: Final = 4
+"""Of one client: a pod that floods the port leaves places for the kubelet."""
 MOST_SECONDS: Final = 5.0
 """How long one connection may last, however slowly it is fed."""
 
@@ -49,7 +52,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], ready: Answer, healthy: Answer) -> None:
         self.answers = {READY_PATH: ready, HEALTH_PATH: healthy}
-        self.open: dict[Any, float] = {}
+        self.open: dict[Any, tuple[float, str]] = {}
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
@@ -59,11 +62,23 @@ class Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self.open) >= MOST_CONNECTIONS:
+        held = Counter(host for _, host in list(self.open.values()))
+        if held[client_address[0]] >= MOST_OF_ONE:
             self.shutdown_request(request)
             return
-        self.open[request] = time.monotonic()
+        if held.total() >= MOST_CONNECTIONS:
+            self._make_room(max(held, key=lambda host: held[host]))
+        self.open[request] = (time.monotonic(), client_address[0])
         super().process_request(request, client_address)
+
+    def _make_room(self, client: str) -> None:
+        """Ends the oldest connection of that client."""
+        for request, (_, host) in list(self.open.items()):
+            if host == client:
+                self.open.pop(request, None)
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+                return
 
     def shutdown_request(self, request: Any) -> None:
         self.open.pop(request, None)
@@ -71,7 +86,7 @@ class Server(ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         late = time.monotonic() - MOST_SECONDS
-        for request, since in list(self.open.items()):
+        for request, (since, _) in list(self.open.items()):
             if since < late:
                 with contextlib.suppress(OSError):
                     request.shutdown(socket.SHUT_RDWR)

@@ -36,6 +36,8 @@ PATIENCE: Final = 0.25
 """Seconds that a body has its place for certain: those of a burst of the API server's are there by then."""
 BODY_SECONDS: Final = 10.0
 """A body may take this long to arrive; the API server gives up after 30 s at most."""
+TURN_SECONDS: Final = 1.5
+"""The rest of a large body, from its turn on: others wait for theirs."""
 
 Decide = Callable[[dict[str, Any], str, Rule], Verdict]
 BuildPatch = Callable[[dict[str, Any], Verdict, Rule], list[dict[str, Any]]]
@@ -60,7 +62,7 @@ async def _body(request: Request, large: AsyncExitStack, turn: asyncio.Lock) -> 
         raise too_large
     body, waited = bytearray(), False
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(BODY_SECONDS) as limit:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > review.MAX_BODY:
@@ -68,10 +70,12 @@ async def _body(request: Request, large: AsyncExitStack, turn: asyncio.Lock) -> 
                 if len(body) > LARGE_BODY and not waited:
                     waited = True
                     await large.enter_async_context(turn)
+                    soon = asyncio.get_running_loop().time() + TURN_SECONDS
+                    limit.reschedule(min(soon, limit.when() or soon))
     except ClientDisconnect as error:
         raise _Refused(400, "the client went away before the body was there") from error
     except TimeoutError as error:
-        raise _Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+        raise _Refused(408, "the body did not arrive in time") from error
     return body
 
 

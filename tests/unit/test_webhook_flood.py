@@ -52,3 +52,15 @@ def test_slow_bodies_make_room(
         assert client.post("/mutate", json=review()).status_code == 200
         for connection in slow:
             connection.close()
+
+
+def test_a_large_body_that_stalls_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large bodies come one at a time; one that never ends keeps the next waiting for a moment only."""
+    monkeypatch.setattr(app_module, "LARGE_BODY", len(BODY) // 4)
+    monkeypatch.setattr(app_module, "TURN_SECONDS", 0.3)
+    with serving() as served, served.client() as client:
+        stalled = half_sent(served)
+        until(lambda: len(served.server.server_state.connections) == 1)
+        assert client.post("/mutate", json=review(), timeout=5).status_code == 200
+        assert status_of(stalled) == 408
+        stalled.close()

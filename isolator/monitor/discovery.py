@@ -68,11 +68,15 @@ class Scanner:
     def scan(self) -> Scan:
         """One pass. Scans of several threads at once are no harm.
 
-        Raises OSError where the directory itself cannot be read; one that is not there yet is empty.
+        Raises OSError where the directory itself cannot be read; one that is not there yet is empty, while a
+        mount that is not there tells nothing: no installer ran, or the path is wrong.
         """
         try:
             descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
+            if not self._root.parent.is_dir():
+                why = "no such folder: libsync has not made it yet, or the monitor's mount is another"
+                raise FileNotFoundError(errno.ENOENT, why, str(self._root.parent)) from None
             return Scan((), Counter())
         skipped: Counter[str] = Counter()
         try:

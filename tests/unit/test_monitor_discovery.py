@@ -36,8 +36,10 @@ def test_every_reason_of_the_reader_is_a_reason_of_the_monitor() -> None:
 
 
 def test_no_directory_yet_is_no_container(tmp_path: Path) -> None:
-    """A node without containers/ is empty, not broken."""
-    assert discovery.scan(tmp_path / "nowhere").caches == ()
+    """A mount without containers/ is empty, not broken; no mount at all is no answer."""
+    assert discovery.scan(tmp_path).caches == ()
+    with pytest.raises(FileNotFoundError, match="libsync has not made it yet"):
+        discovery.scan(tmp_path / "nowhere")
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:

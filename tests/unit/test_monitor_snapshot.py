@@ -68,6 +68,12 @@ def test_uncapped_pod_without_cache_has_a_verdict(tmp_path: Path) -> None:
     assert snapshot.failed == frozenset()
 
 
+def test_a_mount_that_is_not_there_is_a_failed_source(tmp_path: Path) -> None:
+    """Then `up` is 0; a mount without cache folders is scanned, and empty."""
+    assert _compose(tmp_path / "nowhere", Pods()).snapshot().failed == {"caches"}
+    assert _compose(tmp_path, Pods()).snapshot().failed == frozenset()
+
+
 def test_nothing_is_concluded_before_pods_are_known(tmp_path: Path) -> None:
     """Without a first list there are no verdicts, which is not the same as none uncapped."""
     found = Pods()

@@ -26,8 +26,33 @@ PACKAGE = ROOT / "isolator"
 # What a developer's shell may carry and a tenant's environment must not inherit.
 FOREIGN = ("CUDA_", "NVIDIA_", "ISOLATOR_", "SIMGPU_", "LIBCUDA_", "LD_", "POD_UID", "CONTAINER_", "PYTEST_")
 
+TOOLS = "`make cluster-tools`"
+"""What the reason of a test names that was skipped for want of what this builds."""
+NO_TOOLS = "skipped without cluster tools"
+
 SimEnv = Callable[..., dict[str, str]]
 RunClient = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def _reason(report: object) -> str:
+    found = getattr(report, "longrepr", None)
+    return str(found[2]) if getattr(report, "skipped", False) and isinstance(found, tuple) else ""
+
+
+def pytest_report_teststatus(report: object) -> tuple[str, str, str] | None:
+    """A category of their own for these, so that the summary does not list each of them."""
+    return (NO_TOOLS, "s", "SKIPPED") if TOOLS in _reason(report) else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line in place of one for each test."""
+    skipped = terminalreporter.stats.get(NO_TOOLS, [])
+    if skipped:
+        short = {_reason(each).removeprefix("Skipped: ").partition(":")[0] for each in skipped}
+        terminalreporter.write_line(
+            f"{len(skipped)} chart and cluster tests skipped ({'; '.join(sorted(short))}):"
+            " run 'make cluster-tools' (up to half an hour) as root"
+        )
 
 
 def _built(path: Path) -> Path:

@@ -25,9 +25,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test of a file may have to build images and to install: it gets more than the usual time."""
+    """The first test of a file may have to build images and to install: it gets more than the usual time.
+    Where no cluster can be made nothing is built for one either."""
+    reason = harness.why_not()
     for item in items:
-        if item.path.parent == HERE and not item.get_closest_marker("timeout"):
+        if item.path.parent != HERE:
+            continue
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
 
 

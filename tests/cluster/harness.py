@@ -37,7 +37,7 @@ STATE = Path("/run/kai-resource-isolator-tests")
 def why_not() -> str:
     """Empty where a cluster can be made, else the one reason."""
     if os.geteuid() != 0:
-        return "a cluster needs root, for namespaces"
+        return "not root, which a cluster needs: run `make cluster-tools` and the tests as root"
     missing = [name for name in NEEDED if not os.access(PROGRAMS / name, os.X_OK)]
     missing += [name for name in SYSTEM if not shutil.which(name)]
     missing += [

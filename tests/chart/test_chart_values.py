@@ -234,6 +234,7 @@ def test_schema_is_closed_everywhere() -> None:
         ("tls.certManager.enabled=yes", "tls/certManager/enabled|tls.certManager.enabled"),
         ("webhook.onNoLimit=allow", "refuse"),
         ("webhook.timeoutSeconds=60", "timeoutSeconds"),
+        ("webhook.replicaCount=0", "replicaCount"),
         ("paths.containerVgpuMount=usr/local/vgpu", "containerVgpuMount"),
         ("paths.containerVgpuMount=/usr", "containerVgpuMount"),
         ("paths.containerVgpuMount=/usr/local/vgpu/", "containerVgpuMount"),

@@ -138,7 +138,41 @@ priorityClassName: {{ . | quote }}
     type: DirectoryOrCreate
 {{- end -}}
 
+{{- /* What may not be paths.containerVgpuMount; below a tree nothing may. isolator/mountpath.py has the same lists. */ -}}
+{{- define "isolator.systemFolders" -}}
+/bin /boot /home /lib /lib32 /lib64 /libx32 /media /mnt /opt /root /sbin /srv /tmp /usr /usr/bin /usr/include /usr/lib /usr/lib32 /usr/lib64 /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu /lib/x86_64-linux-gnu /lib/aarch64-linux-gnu /usr/libexec /usr/libx32 /usr/local /usr/local/bin /usr/local/etc /usr/local/lib /usr/local/lib64 /usr/local/sbin /usr/local/share /usr/sbin /usr/share /var /var/cache /var/lib /var/lib/containerd /var/lib/kubelet /var/log /var/tmp
+{{- end -}}
+
+{{- define "isolator.systemTrees" -}}
+/dev /etc /proc /run /sys /var/run
+{{- end -}}
+
+{{- /* Judged here and not by the schema, whose errors show a pattern and no advice. */ -}}
+{{- define "isolator.checkMount" -}}
+{{- $path := .Values.paths.containerVgpuMount -}}
+{{- $advice := "give a folder of its own, like /usr/local/vgpu" -}}
+{{- if or (not (regexMatch "^(/[A-Za-z0-9._@+-]+)+$" $path)) (regexMatch "/\\.{1,2}(/|$)" $path) -}}
+{{- fail (printf "paths.containerVgpuMount: %q is not an absolute, clean path of letters, digits and ._@+- (no '..', '//', final '/' or white space): %s" $path $advice) -}}
+{{- end -}}
+{{- if eq $path "/etc" -}}
+{{- fail (printf "paths.containerVgpuMount: %q is a system folder: its ld.so.preload would act on every program of the nodes; %s" $path $advice) -}}
+{{- end -}}
+{{- $trees := include "isolator.systemTrees" . | splitList " " -}}
+{{- if or (has $path (include "isolator.systemFolders" . | splitList " ")) (has $path $trees) -}}
+{{- fail (printf "paths.containerVgpuMount: %q is a system folder: %s" $path $advice) -}}
+{{- end -}}
+{{- range $trees -}}
+{{- if hasPrefix (printf "%s/" .) $path -}}
+{{- fail (printf "paths.containerVgpuMount: %q is below the system folder %s: %s" $path . $advice) -}}
+{{- end -}}
+{{- end -}}
+{{- if not (regexMatch "^/[^/]+/" $path) -}}
+{{- fail (printf "paths.containerVgpuMount: %q lies directly below /: %s" $path $advice) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "isolator.checks" -}}
+{{- include "isolator.checkMount" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "isolator.fullname" .)) -}}
 {{- fail (printf "%q names Services, which takes a letter first and no dots: choose another release name or set fullnameOverride" (include "isolator.fullname" .)) -}}
 {{- end -}}

@@ -38,6 +38,19 @@
 {{- if not (has "kai-resource-reservation" .Values.webhook.excludedNamespaces) }}
 - webhook.excludedNamespaces lacks kai-resource-reservation: KAI's reservation pods must not be touched.
 {{- end }}
+{{- if and (not .Values.monitor.enabled) (or .Values.monitor.serviceMonitor.enabled .Values.monitor.podMonitor.enabled) }}
+- monitor.serviceMonitor or monitor.podMonitor is on without monitor.enabled=true: there is nothing to scrape, and neither is rendered.
+{{- end }}
+{{- $most := toString .Values.webhook.podDisruptionBudget.maxUnavailable -}}
+{{- $least := toString .Values.webhook.podDisruptionBudget.minAvailable -}}
+{{- $replicas := int .Values.webhook.replicaCount -}}
+{{- $all := or (eq $least "100%") (and (regexMatch "^[0-9]+$" $least) (ge (int $least) $replicas)) -}}
+{{- if and (gt $replicas 1) (not (regexMatch "^[0-9]+%?$" $most)) $all }}
+- webhook.podDisruptionBudget.minAvailable is {{ $least }} of {{ $replicas }} replicas: no node that runs one can be drained.
+{{- end }}
+{{- if and (gt $replicas 1) (regexMatch "^0+%?$" $most) }}
+- webhook.podDisruptionBudget.maxUnavailable is {{ $most }}: no node that runs a replica can be drained.
+{{- end }}
 {{- if and .Values.monitor.serviceMonitor.enabled .Values.monitor.podMonitor.enabled }}
 - Both monitor.serviceMonitor and monitor.podMonitor are on: every series is scraped twice.
 {{- end }}

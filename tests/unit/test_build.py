@@ -167,3 +167,14 @@ def test_wheel_carries_everything_a_user_needs(tmp_path: Path) -> None:
     assert [name for name in needed if f"isolator/{name}" not in modes] == []
     assert modes["isolator/sim/nvidia-smi"] & 0o111
     assert [name for name in modes if not name.startswith(("isolator/", "kai_resource_isolator-"))] == []
+
+
+def test_a_container_tool_that_is_not_there_is_named() -> None:
+    """One line, before anything is built."""
+    env = os.environ | {"CONTAINER_TOOL": "no-such-tool"}
+    done = subprocess.run([ROOT / ".ci/image"], env=env, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "image: CONTAINER_TOOL is no-such-tool, which is not on PATH:"
+        " install it, or name docker, podman or buildah"
+    ]

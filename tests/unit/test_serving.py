@@ -83,6 +83,7 @@ def test_two_thousand_idle_connections_stop_neither_scrape_nor_probe(tmp_path: P
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ApiServer() as api:
         monitor = Monitor(api, tmp_path)
+        monitor.mount.mkdir(exist_ok=True)
         crowd = None
         try:
             resource.prlimit(monitor.process.pid, resource.RLIMIT_NOFILE, (512, limit[1]))

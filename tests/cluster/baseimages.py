@@ -16,8 +16,8 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PAUSE = "docker.io/local/pause:1"
-BUSYBOX = "docker.io/local/busybox:1"
+PAUSE = "images.example.com/local/pause:1"
+BUSYBOX = "images.example.com/local/busybox:1"
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home:/bin/sh\n"
 BUSYBOX_PROGRAM = Path("/bin/busybox")
 
@@ -79,7 +79,7 @@ def write_image(
     command: Sequence[str] = (),
     env: Sequence[str] = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",),
 ) -> Path:
-    """Writes an image of one layer under a full name such as `docker.io/local/busybox:1`."""
+    """Writes an image of one layer under a full name such as `images.example.com/local/busybox:1`."""
     layer = _layer(files, links or {})
     config = {
         "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",

@@ -52,7 +52,7 @@ def build_isolator_image() -> tuple[Path, str]:
         # Hard links: the wheels are large, and the builder refuses links that leave the context.
         shutil.copytree(wheels(), context / "wheels", copy_function=os.link)
 
-    return build("docker.io/local/kai-resource-isolator", sources, arguments, prepare)
+    return build("images.example.com/local/kai-resource-isolator", sources, arguments, prepare)
 
 
 def version() -> str:
@@ -66,7 +66,7 @@ def build_tenant_image() -> tuple[Path, str]:
     places += [simulator() / name for name in ("libcuda.so.1", "libnvidia-ml.so.1", "nvidia-smi")]
     keys = [PROGRAM.read_bytes(), Path(__file__).read_bytes()]
     sources = {path.name: path for path in places}
-    return build("docker.io/local/tenant", sources, {}, _compile, keys)
+    return build("images.example.com/local/tenant", sources, {}, _compile, keys)
 
 
 def _compile(context: Path) -> None:

@@ -210,7 +210,9 @@ def build(
     if reason:
         raise Unavailable(reason)
     parts = [part for place, path in sources.items() for part in (place, path.read_bytes())]
-    key = _digest(RUN_PACKAGES, BUILD_PACKAGES, PASSWD, repr(arguments), repr(UNUSED), *parts, *keys)
+    key = _digest(
+        repository, RUN_PACKAGES, BUILD_PACKAGES, PASSWD, repr(arguments), repr(UNUSED), *parts, *keys
+    )
     name, archive = f"{repository}:{key}", CACHE / f"{repository.rpartition('/')[2]}-{key}.tar"
     CACHE.mkdir(parents=True, exist_ok=True)
     with rootfs.locked(CACHE / "lock"):

@@ -61,7 +61,7 @@ def installation(mode: rules.Mode) -> list[dict[str, Any]]:
         plugins["hamicore"] = {"enabled": True, "priority": 50}
     container = {
         "name": "binder",
-        "image": "docker.io/local/pause:1",
+        "image": "images.example.com/local/pause:1",
         "args": ["--plugins", json.dumps(plugins)],
     }
     labels = {"app": "binder"}

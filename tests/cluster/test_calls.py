@@ -15,7 +15,7 @@ from product import NAMESPACE, Product, tenant, tenant_image, wait_running
 
 from isolator import names
 
-BUSYBOX = "docker.io/local/busybox:1"
+BUSYBOX = "images.example.com/local/busybox:1"
 MEMORY = {"gpu-memory": "4096"}
 NVFRACTIONS = {"nvidia.com/container.main.gpu-memory.request": "4096Mi"}
 FIRST, LIMITED = ("inject", "first-pass"), ("inject", "limited")

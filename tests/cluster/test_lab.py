@@ -161,7 +161,7 @@ def test_monitor_shows_limit_and_use(lab: Lab) -> None:
     # Waits for the next scan: the pods became ready a moment ago.
     wait_for(lambda: lab_series(given.metrics_text(cluster, lab.node)) == EXPECTED, 60, "the lab's series")
     fetch = f"wget -qO- http://{monitor['status']['podIP']}:9394/metrics"
-    words = ["run", "lab12-monitor-check", "--image=docker.io/local/busybox:1", "--restart=Never"]
+    words = ["run", "lab12-monitor-check", "--image=images.example.com/local/busybox:1", "--restart=Never"]
     cluster.kubectl(*words, "--command", "--", "sh", "-c", fetch)
     cluster.wait_pod("lab12-monitor-check", "Succeeded", timeout=180)
     text = cluster.logs("lab12-monitor-check")

@@ -94,7 +94,6 @@ class Container:
     running: bool = False
     started: float | None = None
     container_id: str = ""
-    status_annotation: str | None = None
     fraction: bool = False
     """Whether this is the container that KAI gives the GPU to."""
     limit_configmap: str | None = None

@@ -156,7 +156,6 @@ def _containers(pod: Json, annotations: Mapping[str, str], mount: str) -> Iterat
                 running=running is not None,
                 started=_seconds((running or {}).get("startedAt")),
                 container_id=str(state.get("containerID") or "").rpartition("://")[2],
-                status_annotation=annotations.get(names.ANNOTATION_STATUS),
                 fraction=wanted == (init, index),
                 limit_configmap=configmap,
                 limit_withheld=withheld,
@@ -200,9 +199,6 @@ def _as_first_seen(pod: PodView, before: PodView | None) -> PodView:
     if any(c.fraction for c in before.containers):
         targets = {(c.init, c.name) for c in before.containers if c.fraction}
         containers = tuple(replace(c, fraction=(c.init, c.name) in targets) for c in containers)
-    status = before.annotations.get(names.ANNOTATION_STATUS)
-    if status is not None:
-        containers = tuple(replace(c, status_annotation=status) for c in containers)
     return replace(
         pod,
         containers=containers,

@@ -40,7 +40,7 @@ def _pod(status: str | None = "injected", **given: object) -> PodView:
 
 
 def _container(injected: bool = True, limit: str | None = "cm", **given: object) -> Container:
-    known: dict[str, object] = {"running": True, "fraction": True, "status_annotation": "injected"}
+    known: dict[str, object] = {"running": True, "fraction": True}
     return Container("team", "p", "u", "main", injected=injected, limit_configmap=limit, **(known | given))  # type: ignore[arg-type]
 
 
@@ -69,7 +69,7 @@ UNSETTLED, REFUSED = lib.VGPU_STATE_UNSETTLED, lib.VGPU_STATE_REFUSED
         (_container(limit=None, limit_withheld=True), _region(ENFORCED, _device()), False, State.REFUSED),
         (_container(limit=None, limit_withheld=True), Skip.TRUNCATED, False, State.REFUSED),
         (_container(limit=None, limit_withheld=True), Skip.NO_FILE, False, State.REFUSED),
-        (_container(limit=None, limit_withheld=True, status_annotation=None), None, False, State.REFUSED),
+        (_container(limit=None, limit_withheld=True), None, False, State.REFUSED),
         (_container(limit=None), None, False, State.IDLE),
         (_container(), Skip.NO_FILE, False, State.IDLE),
         (_container(), None, False, State.IDLE),

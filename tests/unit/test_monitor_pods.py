@@ -37,7 +37,7 @@ def test_view_of_an_injected_pod() -> None:
     assert container.running
     assert not container.init
     assert container.limit_configmap == "p-abc-shared-gpu-0"
-    assert container.status_annotation == "injected"
+    assert view.annotations[names.ANNOTATION_STATUS] == "injected"
     assert container.container_id == f"{7:064x}"
     assert container.started == 1785578400.0
 

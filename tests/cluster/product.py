@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import images
-from harness import Cluster
+from harness import Cluster, wait_for
 from images_base import ROOT
 from kai import Kai
 from prometheus_client.parser import text_string_to_metric_families
@@ -125,12 +125,14 @@ class Product:
     """What the release is installed with when no test changes it."""
 
     def install(self, values: Mapping[str, Any], *flags: str, version: int = 4) -> None:
-        """Installs or upgrades with exactly these values and waits until everything is ready."""
+        """Installs or upgrades with exactly these values and waits until everything is ready and pods with
+        other values are gone: a draining webhook still answers on the API server's open connections."""
         words = ["upgrade", "--install", names.RELEASE, str(CHART), f"--namespace={NAMESPACE}"]
         words += ["--create-namespace", "--reset-values", "--wait", "--timeout=5m", "--values=-", *flags]
         self.cluster.helm(*words, version=version, input=json.dumps(values))
         for workload in WORKLOADS:
             self.cluster.wait_rollout(workload, namespace=NAMESPACE, timeout=180)
+        wait_for(lambda: not leaving_pods(self.cluster), 60, "the pods of the release before to go")
 
     @contextmanager
     def configure(self, values: Mapping[str, Any], *flags: str) -> Iterator[None]:
@@ -157,6 +159,12 @@ def component_pods(cluster: Cluster, component: str, node: str = "") -> list[dic
         and "deletionTimestamp" not in pod["metadata"]
         and node in ("", pod["spec"].get("nodeName"))
     ]
+
+
+def leaving_pods(cluster: Cluster) -> list[str]:
+    """Names of the pods of the shared release that are going away."""
+    found = cluster.get("pods", namespace=NAMESPACE)["items"]
+    return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" in pod["metadata"]]
 
 
 def make_product(cluster: Cluster) -> Product:

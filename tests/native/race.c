@@ -278,11 +278,12 @@ static void scenario_kills(char **more) {
             kill(pids[i], SIGKILL);
             reap(pids[i]);
         }
-        uint64_t delay = run_delay(), ended = vgpu_clock(CLOCK_MONOTONIC);
         __atomic_store_n(&all->stop, 1, __ATOMIC_RELAXED);
         for (uint32_t i = batch; i < batch + survivors; i++) {
             end(pids[i]);
         }
+        /* The living hold theirs until a busy machine has let them end: that is no wait for the dead. */
+        uint64_t delay = run_delay(), ended = vgpu_clock(CLOCK_MONOTONIC);
         while (vgpu_charge(core, 0, LIMIT, VGPU_KIND_DATA)) {
             if (vgpu_clock(CLOCK_MONOTONIC) - ended > 2000 * VGPU_NS_PER_MS) {
                 break;

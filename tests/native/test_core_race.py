@@ -12,6 +12,9 @@ from corelib import rounds
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "native" / "core"
 
+# Ten thousand barriers of eight processes take minutes on a busy machine.
+pytestmark = pytest.mark.timeout(320)
+
 Race = Callable[..., dict[str, int]]
 
 
@@ -37,7 +40,7 @@ def race(driver: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Race:
     def run(scenario: str, count: int, *more: int) -> dict[str, int]:
         command = [driver, scenario, tmp_path / "region", str(count), *map(str, more)]
         env = {"shaken": {"RACE_SHAKE": "1"}, "stalled": {"RACE_STALL": "1"}}.get(request.param, {})
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stderr) == (0, "")
         figures = {name: int(value) for name, value in (word.split("=") for word in done.stdout.split())}
         assert figures["failed"] == 0

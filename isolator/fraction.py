@@ -22,11 +22,21 @@ def is_bound(annotations: Mapping[str, str]) -> bool:
     return annotations.get(names.ANNOTATION_RESOURCE_TYPE) == "Fraction"
 
 
+def declines(annotations: Mapping[str, str]) -> bool:
+    """Whether the pod's annotation, in any case of letters, says that it wants no limit."""
+    return annotations.get(names.ANNOTATION_INJECT, "").lower() == "false"
+
+
+def ignores(labels: Mapping[str, str]) -> bool:
+    """Whether the pod's label keeps it away from the webhook."""
+    return labels.get(names.LABEL_WEBHOOK) == names.LABEL_WEBHOOK_IGNORE
+
+
 def opted_out(annotations: Mapping[str, str], labels: Mapping[str, str]) -> str | None:
     """The pod's own word that it wants no limit, for a message; None without one."""
-    if annotations.get(names.ANNOTATION_INJECT, "").lower() == "false":
+    if declines(annotations):
         return f"annotation {names.ANNOTATION_INJECT} is false"
-    if labels.get(names.LABEL_WEBHOOK) == names.LABEL_WEBHOOK_IGNORE:
+    if ignores(labels):
         return f"label {names.LABEL_WEBHOOK} is {names.LABEL_WEBHOOK_IGNORE}"
     return None
 

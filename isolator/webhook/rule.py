@@ -144,11 +144,11 @@ def _skip(reason: Reason, why: str) -> Verdict:
 
 
 def _opt_out(view: Pod, rule: Rule, notes: list[str]) -> Reason | None:
-    if view.annotations.get(names.ANNOTATION_INJECT, "").lower() == "false":
+    if fraction.declines(view.annotations):
         if rule.pod_opt_out:
             return Reason.OPT_OUT_ANNOTATION
         notes.append(f"annotation {names.ANNOTATION_INJECT} is ignored: this cluster has no opt-out of pods")
-    if view.labels.get(names.LABEL_WEBHOOK) == names.LABEL_WEBHOOK_IGNORE:
+    if fraction.ignores(view.labels):
         if rule.pod_opt_out:
             return Reason.OPT_OUT_LABEL
         notes.append(f"label {names.LABEL_WEBHOOK} is ignored: this cluster has no opt-out of pods")

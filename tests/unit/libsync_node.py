@@ -21,9 +21,10 @@ UIDS = [f"{number:08x}-1111-4222-8333-444455556666" for number in range(1, 9)]
 
 
 class Node:
-    """`mount` is <mount>; `pods` holds one live pod (UIDS[0]) of somebody else."""
+    """`mount` is <mount>; `pods` holds one live pod (UIDS[0]) of somebody else. With `used`, the folder of
+    caches is there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, used: bool = False) -> None:
         self.folder = folder
         self.mount = folder / "vgpu"
         self.pods = folder / "pods"
@@ -31,6 +32,8 @@ class Node:
         self.library = self.mount / "libvgpu.so"
         self.preload = self.mount / "ld.so.preload"
         self.containers = self.mount / "containers"
+        if used:
+            self.containers.mkdir(parents=True)
 
     def build(self, number: int = 0) -> Path:
         """A library that differs from other numbers' in its bytes and works like each of them."""

@@ -15,9 +15,7 @@ from isolator.libsync import cache, files
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    node = Node(tmp_path)
-    node.containers.mkdir(parents=True)
-    return node
+    return Node(tmp_path, used=True)
 
 
 @pytest.fixture

@@ -18,9 +18,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    node = Node(tmp_path)
-    node.containers.mkdir(parents=True)
-    return node
+    return Node(tmp_path, used=True)
 
 
 @pytest.fixture

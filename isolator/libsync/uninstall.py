@@ -44,15 +44,15 @@ class Api:
     base: str
     account: Path = ACCOUNT
 
-    def call(self, method: str, path: str, body: object = None, kind: str = "application/json") -> Any:
-        """The decoded answer, None for 404. Raises UnavailableError with the server's reason."""
+    def call(self, method: str, path: str, body: object = None) -> Any:
+        """The decoded answer, None for 404. A body is a patch. Raises UnavailableError with the reason."""
         request = urllib.request.Request(self.base + path, method=method)
         token = self.account / "token"
         if token.is_file():
             request.add_header("Authorization", f"Bearer {token.read_text().strip()}")
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
-            request.add_header("Content-Type", kind)
+            request.add_header("Content-Type", STRATEGIC)
         authority = self.account / "ca.crt"
         trust = ssl.create_default_context(cafile=str(authority) if authority.is_file() else None)
         try:
@@ -121,7 +121,7 @@ def run(api: Api, namespace: str, name: str, seconds: float) -> int:
         return 0
     patch = patch_of(found)
     if patch is not None:
-        found = api.call("PATCH", path, patch, STRATEGIC) or found
+        found = api.call("PATCH", path, patch) or found
     trouble = ""
     done, wanted = progress(found)
     while done != wanted and time.monotonic() < until:
@@ -168,10 +168,19 @@ def tell(api: Api, namespace: str, daemonset: dict[str, Any]) -> None:
             return
         address = pod.get("status", {}).get("podIP")
         node = pod.get("spec", {}).get("nodeName", "?")
-        log.info("node %s: %s", node, _ask(address) if address else "no installer runs there")
+        log.info("node %s: %s", node, _ask(address, _port(pod)) if address else "no installer runs there")
 
 
-def _ask(address: str, port: int = LIBSYNC_PORT) -> str:
+def _port(pod: dict[str, Any]) -> int:
+    """Where the installer of that pod answers: librarySync.port, which the chart names `health`."""
+    for container in pod.get("spec", {}).get("containers", []):
+        for port in container.get("ports") or []:
+            if port.get("name") == "health":
+                return int(port["containerPort"])
+    return LIBSYNC_PORT
+
+
+def _ask(address: str, port: int) -> str:
     host = f"[{address}]" if ":" in address else address
     try:
         opener = urllib.request.build_opener(NO_PROXY)

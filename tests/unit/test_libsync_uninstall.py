@@ -42,6 +42,7 @@ class Server(ThreadingHTTPServer):
         }
         self.polls = 2
         self.failures: list[int] = []
+        self.pods: list[dict[str, Any]] = [{"spec": {"nodeName": "n1"}, "status": {}}]
         self.seen: list[tuple[str, str, str, Any]] = []
 
     @staticmethod
@@ -69,8 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         if kept.failures:
             return self._send(kept.failures.pop(0), {"message": "not now"})
         if self.path.startswith("/api/v1/namespaces/iso/pods"):
-            pods = [{"spec": {"nodeName": "n1"}, "status": {}}]
-            return self._send(200, {"items": pods})
+            return self._send(200, {"items": kept.pods})
         if kept.daemonset is None or self.path != PATH:
             return self._send(404, {"message": "no such thing"})
         if body is not None:
@@ -126,6 +126,19 @@ def test_every_node_is_asked_to_remove_and_waited_for(
     assert {"Bearer secret"} == {token for _, _, token, _ in server.seen}
     assert server.polls <= 0
     assert "node n1: no installer runs there" in caplog.text and "all 3 node(s)" in caplog.text
+
+
+def test_an_installer_is_asked_on_its_own_port(
+    server: Server, api: uninstall.Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    """librarySync.port moves the probes: the pod's port of that name is asked, not the default one."""
+    ports = [{"name": "other", "containerPort": 1}, {"name": "health", "containerPort": server.server_port}]
+    spec = {"nodeName": "n2", "containers": [{"name": "side"}, {"name": "libsync", "ports": ports}]}
+    server.pods = [{"spec": spec, "status": {"podIP": "127.0.0.1"}}]
+    with caplog.at_level(logging.INFO):
+        assert uninstall.run(api, "iso", "iso-libsync", 10) == 0
+    assert ("GET", "/readyz", "", None) in server.seen
+    assert 'node n2: {"message": "no such thing"}' in caplog.text
 
 
 def test_a_second_run_patches_nothing(server: Server, api: uninstall.Api) -> None:

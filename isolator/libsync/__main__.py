@@ -102,16 +102,16 @@ def main(arguments: list[str]) -> int:
         )
     )
     # PID 1 has no default action: without handlers the kubelet would wait and kill.
-    ours = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ours)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
-    if asked.once:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-        return 0 if agent.run_once() else 1
-    _serve(agent, asked.listen)
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*ends, signal.SIGHUP})
+    for number in ends:
+        signal.signal(number, _stop)
+    if not asked.once:
+        _serve(agent, asked.listen)
     # Blocked in the probes' thread, so that the main one is interrupted; SIGHUP is waited for instead.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+    if asked.once:
+        return 0 if agent.run_once() else 1
     agent.loop()
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import platform
 import signal
 import time
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from isolator import __version__
-from isolator.errors import ContractError, IsolatorError
+from isolator.errors import ContractError, IsolatorError, NotBuiltError, UsageError
 from isolator.libpath import architecture
 from isolator.libpath import library as image_library
 from isolator.libsync import files, install, mount, remove, status
@@ -38,7 +37,6 @@ class Options:
     own_pod: str | None = None
     remove: bool = False
     group: int | None = None
-    version: str = __version__
 
 
 class Agent:
@@ -91,10 +89,8 @@ class Agent:
         options = self.options
         try:
             path = image_library() if options.library == "auto" else Path(options.library)
-            return install.load(path, architecture(platform.machine()), options.version)
-        except ContractError:
-            raise
-        except IsolatorError as error:
+            return install.load(path, architecture(), __version__)
+        except (NotBuiltError, UsageError) as error:
             raise ContractError(f"this image has no library for the node: {error}") from error
 
     def _pass(self) -> tuple[bool, str]:

@@ -6,6 +6,7 @@ plainly there to tell. A tenant that fills its folder loses everything in it but
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -101,8 +102,12 @@ class Caches:
         report = Report()
         # Folders first, pods second: the kubelet makes the pod's own folder before this one.
         with os.scandir(fd) as entries:
-            some = [entry.name for _, entry in zip(range(MOST_FOLDERS), entries, strict=False)]
-        folders = sorted(name for name in some if self._is_folder(fd, name))
+            some = itertools.islice(entries, MOST_FOLDERS)
+            folders = sorted(
+                entry.name
+                for entry in some
+                if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            )
         living, report.unknown = self._living()
         if report.unknown and report.unknown != self._said:
             log.warning("%s: no cache folder is removed", report.unknown)
@@ -131,13 +136,6 @@ class Caches:
                 log.warning("cache folder %s: %s", name, error.strerror)
         self._gone = gone
         return report
-
-    @staticmethod
-    def _is_folder(fd: int, name: str) -> bool:
-        try:
-            return bool(NAME.fullmatch(name)) and stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode)
-        except OSError:
-            return False
 
     @staticmethod
     def _remove(fd: int, name: str, opened: int, until: float, report: Report) -> None:

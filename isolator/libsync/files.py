@@ -218,10 +218,9 @@ def link(source: int, name: str, target: int) -> bool:
     return True
 
 
-def clean(fd: int) -> int:
-    """Removes the temporary files that killed runs left; only under the lock. Answers how many."""
-    left = [name for name in os.listdir(fd) if name.startswith(TEMPORARY)]
-    for name in left:
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-            os.unlink(name, dir_fd=fd)
-    return len(left)
+def clean(fd: int) -> None:
+    """Removes the temporary files that killed runs left; only under the lock."""
+    for name in os.listdir(fd):
+        if name.startswith(TEMPORARY):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(name, dir_fd=fd)

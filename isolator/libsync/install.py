@@ -99,11 +99,6 @@ class Site:
     group: int | None = None
     changes: list[str] = field(default_factory=list)
 
-    @property
-    def preload_line(self) -> bytes:
-        """Content of the preload file."""
-        return preload_content(self.path)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -178,7 +173,7 @@ def library(site: Site) -> None:
 
 def preload(site: Site) -> None:
     """The file that is mounted at /etc/ld.so.preload."""
-    put(site, site.fd, names.PRELOAD_KEY, site.preload_line, PRELOAD_MODE, site.path)
+    put(site, site.fd, names.PRELOAD_KEY, preload_content(site.path), PRELOAD_MODE, site.path)
 
 
 def put(site: Site, fd: int, name: str, data: bytes, mode: int, shown: Path) -> None:
@@ -241,7 +236,7 @@ def verify(site: Site) -> list[str]:
     mounted(site)
     for name, data, mode in (
         (names.LIBRARY_FILE, site.source.data, LIBRARY_MODE),
-        (names.PRELOAD_KEY, site.preload_line, PRELOAD_MODE),
+        (names.PRELOAD_KEY, preload_content(site.path), PRELOAD_MODE),
     ):
         fault = files.fault(site.fd, name, data, mode)
         if fault is not None:

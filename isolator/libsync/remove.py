@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from isolator import names
@@ -38,7 +37,7 @@ def run(mount: Path, caches: cache.Caches, state: status.Status) -> tuple[bool, 
             if keep:
                 _record(fd, keep, state)
                 return True, keep
-            left = remove(install.Site(mount, fd, install.Source("", b"", "")))
+            left = remove(fd, mount)
             return not left, "; ".join(left) or "removed"
     except FileNotFoundError:
         return True, "removed"
@@ -53,45 +52,42 @@ def _record(fd: int, reason: str, state: status.Status) -> None:
         status.Status(**kept).write(fd)
 
 
-def remove(site: install.Site) -> list[str]:
-    """Removes library, preload file, versions, cache folder and status; answers what could not go and why."""
+def remove(fd: int, mount: Path) -> list[str]:
+    """Removes library, preload file, versions, cache folder and status of the folder `fd`; answers what could
+    not go and why."""
     left: list[str] = []
     # The library first: from here on no new pod starts, and none finds half of it.
     for step in (_library, _preload, _versions, _containers, _status):
         try:
-            step(site)
+            step(fd)
         except FileNotFoundError:
             continue
         except OSError as error:
-            left.append(_line(step, error, site))
+            left.append(f"{step.__name__.lstrip('_')} is left: {files.explain(error, mount)}")
     return left
 
 
-def _line(step: Callable[[install.Site], None], error: OSError, site: install.Site) -> str:
-    return f"{step.__name__.lstrip('_')} is left: {files.explain(error, site.path)}"
+def _library(fd: int) -> None:
+    os.unlink(names.LIBRARY_FILE, dir_fd=fd)
 
 
-def _library(site: install.Site) -> None:
-    os.unlink(names.LIBRARY_FILE, dir_fd=site.fd)
+def _preload(fd: int) -> None:
+    os.unlink(names.PRELOAD_KEY, dir_fd=fd)
 
 
-def _preload(site: install.Site) -> None:
-    os.unlink(names.PRELOAD_KEY, dir_fd=site.fd)
-
-
-def _versions(site: install.Site) -> None:
-    with files.folder(names.VERSIONS_DIRECTORY, site.fd) as versions:
+def _versions(fd: int) -> None:
+    with files.folder(names.VERSIONS_DIRECTORY, fd) as versions:
         files.clean(versions)
         for name in os.listdir(versions):
             with contextlib.suppress(NotADirectoryError):
                 install.remove_version(versions, name)
-    os.rmdir(names.VERSIONS_DIRECTORY, dir_fd=site.fd)
+    os.rmdir(names.VERSIONS_DIRECTORY, dir_fd=fd)
 
 
-def _containers(site: install.Site) -> None:
-    os.rmdir(names.CONTAINERS_DIRECTORY, dir_fd=site.fd)
+def _containers(fd: int) -> None:
+    os.rmdir(names.CONTAINERS_DIRECTORY, dir_fd=fd)
 
 
-def _status(site: install.Site) -> None:
-    files.clean(site.fd)
-    os.unlink(names.LIBSYNC_STATUS, dir_fd=site.fd)
+def _status(fd: int) -> None:
+    files.clean(fd)
+    os.unlink(names.LIBSYNC_STATUS, dir_fd=fd)

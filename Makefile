@@ -80,7 +80,7 @@ fuzz: build ## libFuzzer on the region and the limit parser
 image: ## build the container image (IMAGE=name:tag BASE=python-image CONTAINER_TOOL=docker|podman|buildah)
 	@IMAGE="$(IMAGE)" BASE="$(BASE)" CONTAINER_TOOL="$(CONTAINER_TOOL)" .ci/image
 
-chart: $(SETUP) ## package the Helm chart into dist/
+chart: ## package the Helm chart into dist/
 	@.ci/chart
 
 lint: $(SETUP) ## ruff, mypy, import-linter, clang-format, include floors, file budgets

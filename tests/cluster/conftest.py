@@ -72,12 +72,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[harness.Cluster]:
 @pytest.fixture
 def namespace(cluster: harness.Cluster) -> Iterator[str]:
     """A namespace of this test's own, with its default service account; goes away afterwards."""
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    cluster.kubectl("create", "namespace", name)
-    words = ["get", "serviceaccount", "default", f"--namespace={name}", "--ignore-not-found", "-o=name"]
-    harness.wait_for(lambda: cluster.kubectl(*words), 20, f"the service account of {name}")
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    with cluster.space(f"test-{uuid.uuid4().hex[:8]}") as name:
+        yield name
 
 
 @pytest.fixture(scope="session")

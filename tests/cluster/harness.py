@@ -104,8 +104,7 @@ class Cluster(Verbs):
         for node in self.nodes.values():
             node.start_kubelet()
         self.wait_nodes(timeout=timeout)
-        ready = ["get", "serviceaccount", "default", "--ignore-not-found", "-o=name"]
-        wait_for(lambda: self.kubectl(*ready), timeout, "the default service account", every=0.3)
+        self.wait_account(timeout=timeout)
 
     def _box(self, name: str, address: str) -> Box:
         box = Box(name, self.at.bridge, self.logs_folder, lambda pid: self._note(f"pid {pid} {started(pid)}"))

@@ -55,9 +55,7 @@ class Steady:
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def start(self) -> None:
-        self.cluster.kubectl("create", "namespace", self.namespace)
-        words = ["get", "sa", f"-n={self.namespace}", "-o=name"]
-        wait_for(lambda: self.cluster.kubectl(*words), 30, f"accounts of {self.namespace}")
+        """Starts the tenants; the namespace is there."""
         for node in self.cluster.nodes:
             command = ["python3", "-c", _WATCH, self.file(node)]
             self.cluster.apply(pinned(f"steady-{node}", node, command=command), self.namespace)
@@ -102,11 +100,9 @@ class Steady:
 def steady_tenants(cluster: Cluster, kai: Kai) -> Iterator[Steady]:
     """The tenants, started; gone afterwards."""
     made = Steady(cluster, kai)
-    try:
+    with cluster.space(made.namespace):
         made.start()
         yield made
-    finally:
-        cluster.kubectl("delete", "namespace", made.namespace, "--wait=false")
 
 
 def component(cluster: Cluster, name: str, node: str, timeout: float = 180) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes
 import pytest
 from admitted import DRY, Calls, accepted, submit
-from harness import Cluster, wait_for
+from harness import Cluster
 from kai import Kai
 from kai_objects import reservation_pod
 from product import NAMESPACE, Product, tenant, tenant_image, wait_running
@@ -35,9 +35,7 @@ def reserved(cluster: Cluster) -> Iterator[str]:
     """KAI's namespace of reservation pods."""
     metadata = {"name": names.RESERVATION_NAMESPACE}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    words = ["serviceaccount", "default", "--ignore-not-found", "-o=name"]
-    wanted = ["get", f"--namespace={names.RESERVATION_NAMESPACE}", *words]
-    wait_for(lambda: cluster.kubectl(*wanted), 30, "its service account")
+    cluster.wait_account(names.RESERVATION_NAMESPACE)
     yield names.RESERVATION_NAMESPACE
     cluster.kubectl("delete", "namespace", names.RESERVATION_NAMESPACE)
 

@@ -53,19 +53,12 @@ def documented() -> tuple[dict[str, Any], Job]:
 @pytest.fixture(scope="module")
 def tenant_namespace(cluster: Cluster, product: Product, kai: Kai) -> Iterator[str]:
     """A namespace with the lab's pod a, which holds 3 GiB."""
-    name = "prometheus-tenants"
-    cluster.kubectl("create", "namespace", name)
-    wait_for(
-        lambda: cluster.kubectl("get", "sa", "default", f"-n={name}", "--ignore-not-found", "-o=name"),
-        30,
-        "the service account",
-    )
-    hold = ["sh", "-c", "HOLD_SECONDS=100000 exec memory-limit 3072"]
-    cluster.apply(given.tenant(TENANT, command=hold), name)
-    given.wait_running(cluster, TENANT, namespace=name, kai=kai)
-    yield name
-    cluster.delete("pod", TENANT, namespace=name)
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    with cluster.space("prometheus-tenants") as name:
+        hold = ["sh", "-c", "HOLD_SECONDS=100000 exec memory-limit 3072"]
+        cluster.apply(given.tenant(TENANT, command=hold), name)
+        given.wait_running(cluster, TENANT, namespace=name, kai=kai)
+        yield name
+        cluster.delete("pod", TENANT, namespace=name)
 
 
 @pytest.fixture(scope="module")

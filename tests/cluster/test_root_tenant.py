@@ -138,16 +138,12 @@ def pods() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def room(cluster: Cluster, product: Product, kai: Kai) -> Iterator[Room]:
-    cluster.kubectl("create", "namespace", ROOM)
-    try:
-        wait_for(lambda: cluster.kubectl("get", "sa", f"-n={ROOM}", "-o=name"), 30, f"accounts of {ROOM}")
+    with cluster.space(ROOM):
         made = pods()
         cluster.apply(made, ROOM)
         wanted = [pod["metadata"]["name"] for pod in made]
         found = wait_running(cluster, *wanted, namespace=ROOM, kai=kai, timeout=240)
         yield Room(cluster, dict(zip(wanted, found, strict=True)))
-    finally:
-        cluster.kubectl("delete", "namespace", ROOM, "--wait=false")
 
 
 def digest(path: Any) -> tuple[str, int, int]:

@@ -115,9 +115,7 @@ def folder(cluster: Cluster, found: dict[str, Any], container: str = "main") -> 
 
 @pytest.fixture(scope="module")
 def room(cluster: Cluster, product: Product, kai: Kai) -> Iterator[Room]:
-    cluster.kubectl("create", "namespace", ROOM)
-    try:
-        wait_for(lambda: cluster.kubectl("get", "sa", f"-n={ROOM}", "-o=name"), 30, f"accounts of {ROOM}")
+    with cluster.space(ROOM):
         hold = {"env": [{"name": "HOLD_SECONDS", "value": "100000"}]}
         held = tenant(VICTIM, command=["memory-limit", "3072"], container=hold)
         cluster.apply(held, ROOM)
@@ -129,8 +127,6 @@ def room(cluster: Cluster, product: Product, kai: Kai) -> Iterator[Room]:
         for name in made:
             cluster.wait_pod(name, "Succeeded", namespace=ROOM, timeout=240)
         yield Room(cluster, victim, list(made))
-    finally:
-        cluster.kubectl("delete", "namespace", ROOM, "--wait=false")
 
 
 @pytest.mark.parametrize("name", ATTACKS)

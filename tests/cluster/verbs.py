@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,21 @@ class Verbs:
     def logs(self, pod: str, *words: str, namespace: str = "default") -> str:
         """A pod's log; `words` go to `kubectl logs` (`--container=c`, `--previous`)."""
         return self.kubectl("logs", f"--namespace={namespace}", pod, *words)
+
+    def wait_account(self, namespace: str = "default", timeout: float = 30) -> None:
+        """Waits for the default service account of a namespace, without which no pod can be made there."""
+        ask = ["get", f"--namespace={namespace}", "serviceaccount/default", "--ignore-not-found", "-o=name"]
+        wait_for(lambda: self.kubectl(*ask), timeout, f"the service account of {namespace}")
+
+    @contextmanager
+    def space(self, name: str) -> Iterator[str]:
+        """A new namespace that pods can be made in; goes away afterwards."""
+        self.kubectl("create", "namespace", name)
+        try:
+            self.wait_account(name)
+            yield name
+        finally:
+            self.kubectl("delete", "namespace", name, "--wait=false")
 
     def exec_(
         self, pod: str, command: Sequence[str], *, container: str = "", namespace: str = "default"

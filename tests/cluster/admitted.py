@@ -5,27 +5,19 @@ and what the monitor tells of it later.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness import Cluster, ClusterError, wait_for
-from product import NAMESPACE, component_pods, metrics, series, value
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from product import component_pods, metrics, samples, scraped, series, value
 from verbs import PROGRAMS
 
 from isolator import names
 
 DRY = "--dry-run=server"
 ADMISSIONS = "kai_isolator_admissions_total"
-_ASKED = re.compile(
-    rf'^apiserver_admission_webhook_request_total{{.*name="(?:{re.escape(names.WEBHOOK_NAME)}|'
-    rf'{re.escape(names.WEBHOOK_EPHEMERAL_NAME)})".*}} (\S+)$',
-    re.M,
-)
 
 
 @dataclass(frozen=True)
@@ -95,11 +87,7 @@ def own_counts(cluster: Cluster) -> dict[tuple[str, str], int]:
     """The webhook's own count of its answers by action and reason, summed over the replicas."""
     total: dict[tuple[str, str], int] = {}
     for pod in component_pods(cluster, names.COMPONENT_WEBHOOK):
-        where = f"https:{pod['metadata']['name']}:{names.WEBHOOK_PORT}"
-        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{where}/proxy{names.METRICS_PATH}"
-        text = cluster.kubectl("get", f"--raw={path}")
-        samples: list[Sample] = [s for f in text_string_to_metric_families(text) for s in f.samples]
-        for sample in series(samples, ADMISSIONS):
+        for sample in series(samples(scraped(cluster, names.COMPONENT_WEBHOOK, pod)), ADMISSIONS):
             key = sample.labels["action"], sample.labels["reason"]
             total[key] = total.get(key, 0) + int(sample.value)
     return total
@@ -113,8 +101,8 @@ class Calls:
         self._last = self._now()
 
     def _now(self) -> tuple[int, dict[tuple[str, str], int]]:
-        text = self._cluster.kubectl("get", "--raw=/metrics")
-        return sum(int(float(count)) for count in _ASKED.findall(text)), own_counts(self._cluster)
+        ours = (names.WEBHOOK_NAME, names.WEBHOOK_EPHEMERAL_NAME)
+        return sum(self._cluster.webhook_calls(name) for name in ours), own_counts(self._cluster)
 
     def look(self) -> tuple[int, dict[tuple[str, str], int]]:
         """(calls of the API server, answers by action and reason that are new)."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import images
-from harness import Cluster, wait_for
+from harness import Cluster, ClusterError, wait_for
 from images_base import ROOT
 from kai import Kai
 from prometheus_client.parser import text_string_to_metric_families
@@ -239,28 +239,40 @@ def wait_running(
 
 def metrics_text(cluster: Cluster, node: str = "", component: str = names.COMPONENT_MONITOR) -> str:
     """What a node's monitor, or a pod of another component, serves at /metrics, by the API server's proxy."""
-    pod = component_pods(cluster, component, node)[0]["metadata"]["name"]
+    running = component_pods(cluster, component, node)
+    if not running:
+        raise ClusterError(f"no {component} runs on {node or 'any node'}")
+    return scraped(cluster, component, running[0])
+
+
+def scraped(cluster: Cluster, component: str, pod: Mapping[str, Any]) -> str:
+    """What a pod of a component serves at /metrics, by the API server's proxy."""
     scheme, port = ("", names.MONITOR_PORT)
     if component == names.COMPONENT_WEBHOOK:
         scheme, port = ("https:", names.WEBHOOK_PORT)
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{scheme}{pod}:{port}/proxy{names.METRICS_PATH}"
+    place = f"{scheme}{pod['metadata']['name']}:{port}"
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{place}/proxy{names.METRICS_PATH}"
     return cluster.kubectl("get", f"--raw={path}")
 
 
+def samples(text: str) -> list[Sample]:
+    """The samples of a text in Prometheus's format: each has `name`, `labels` and `value`."""
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
 def metrics(cluster: Cluster, node: str) -> list[Sample]:
-    """The samples of a node's monitor: each has `name`, `labels` and `value`."""
-    families = text_string_to_metric_families(metrics_text(cluster, node))
-    return [sample for family in families for sample in family.samples]
+    """The samples of a node's monitor."""
+    return samples(metrics_text(cluster, node))
 
 
-def series(samples: Sequence[Sample], name: str, **labels: str) -> list[Sample]:
+def series(told: Sequence[Sample], name: str, **labels: str) -> list[Sample]:
     """The samples of a name that have these labels."""
-    return [each for each in samples if each.name == name and labels.items() <= each.labels.items()]
+    return [each for each in told if each.name == name and labels.items() <= each.labels.items()]
 
 
-def value(samples: Sequence[Sample], name: str, **labels: str) -> float | None:
+def value(told: Sequence[Sample], name: str, **labels: str) -> float | None:
     """The value of the one sample of a name with these labels; None where there is none."""
-    found = series(samples, name, **labels)
+    found = series(told, name, **labels)
     assert len(found) <= 1, found
     return float(found[0].value) if found else None
 

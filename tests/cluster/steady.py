@@ -12,8 +12,7 @@ from typing import Any
 from harness import Cluster, wait_for
 from kai import Kai
 from nodes import Node
-from product import NAMESPACE, STATE, component_pods, tenant, wait_running
-from prometheus_client.parser import text_string_to_metric_families
+from product import NAMESPACE, STATE, component_pods, samples, tenant, wait_running
 from prometheus_client.samples import Sample
 
 from isolator import names
@@ -141,5 +140,4 @@ def local_metrics(node: Node, address: str) -> list[Sample]:
         "print(u.build_opener(u.ProxyHandler({})).open(sys.argv[1], timeout=10).read().decode())"
     )
     url = f"http://{address}:{names.MONITOR_PORT}{names.METRICS_PATH}"
-    text = node.run(["python3", "-c", ask, url]).stdout
-    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return samples(node.run(["python3", "-c", ask, url]).stdout)

@@ -11,12 +11,14 @@ is labelled nvidia.com/gpu.present has the simulator's first card.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import subprocess
 import tempfile
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import doubles
@@ -100,6 +102,16 @@ class Kai:
         self._stopping.set()
         self._thread.join(30)
         self._open.close()
+
+    @contextmanager
+    def as_mode(self, **changes: Any) -> Iterator[None]:
+        """Another mode, for pods that are made meanwhile; afterwards it is as before."""
+        before = self.mode
+        self.mode = dataclasses.replace(before, **changes)
+        try:
+            yield
+        finally:
+            self.mode = before
 
     # ---- admission ----------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,18 +88,16 @@ def restored(product: Product) -> Iterator[Product]:
 def lab(request: pytest.FixtureRequest, cluster: Cluster, restored: Product, kai: Kai) -> Iterator[Lab]:
     """Steps 4 and 6: a fresh installation and the two pods."""
     course = COURSES[request.param]
-    mode = kai.mode
     cluster.helm("uninstall", names.RELEASE, f"--namespace={NAMESPACE}", "--wait", "--timeout=3m")
     try:
         restored.install(given.merged(given.image_values(), given.driver_values()), *course.flags)
-        kai.mode = dataclasses.replace(mode, **course.kai)
         cluster.kubectl("label", "node", course.node, f"{LAB_LABEL}=true")
-        cluster.apply([lab_pod(pod, request.param, course.privileged) for pod in PODS])
-        yield Lab(cluster, course.mount, course.node, given.wait_running(cluster, *PODS, kai=kai))
+        with kai.as_mode(**course.kai):
+            cluster.apply([lab_pod(pod, request.param, course.privileged) for pod in PODS])
+            yield Lab(cluster, course.mount, course.node, given.wait_running(cluster, *PODS, kai=kai))
     finally:
         cluster.delete("pod", *PODS, "lab12-monitor-check")
         cluster.kubectl("label", "node", course.node, f"{LAB_LABEL}-")
-        kai.mode = mode
 
 
 def test_components_are_ready_at_the_path(lab: Lab) -> None:

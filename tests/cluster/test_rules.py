@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -142,18 +141,14 @@ def test_two_devices(cluster: Cluster, namespace: str, kai: Kai) -> None:
 def test_newer_kai(cluster: Cluster, namespace: str, kai: Kai, case: str) -> None:
     """A pod with NvFractions keys alone in HamiCore mode, and one whose devices come through NRI without
     NVIDIA_VISIBLE_DEVICES: both have the library and KAI's limit."""
-    before = kai.mode
-    annotations = {"nvidia.com/container.main.gpu-memory.request": "4096Mi"}
-    try:
-        if case == "nri":
-            kai.mode, annotations = dataclasses.replace(before, nri=True), MEMORY
+    nvfractions = {"nvidia.com/container.main.gpu-memory.request": "4096Mi"}
+    annotations = MEMORY if case == "nri" else nvfractions
+    with kai.as_mode(nri=case == "nri"):
         answer = accepted(cluster, tenant(case, annotations), namespace)
         assert answer.injected() == ["main"]
         variables = [entry["name"] for entry in answer.container()["env"]]
         assert (names.ENV_NVIDIA_VISIBLE_DEVICES in variables) == (case != "nri")
         pod = wait_running(cluster, case, namespace=namespace, kai=kai)[0]
-    finally:
-        kai.mode = before
     assert ("nvidia.cdi.k8s.io/container.main" in pod["metadata"]["annotations"]) == (case == "nri")
     assert cluster.exec_(case, QUERY, namespace=namespace) == "4147\n"
     assert PASS in cluster.exec_(case, ["memory-limit"], namespace=namespace)
@@ -161,13 +156,9 @@ def test_newer_kai(cluster: Cluster, namespace: str, kai: Kai, case: str) -> Non
 
 def test_nvfractions_mode_is_left_alone(cluster: Cluster, namespace: str, kai: Kai) -> None:
     """Where NVIDIA enforces the share, a pod with its annotations alone carries nothing of ours."""
-    before = kai.mode
-    kai.mode = dataclasses.replace(before, nvfractions=True)
-    try:
+    with kai.as_mode(nvfractions=True):
         request = {"nvidia.com/container.main.gpu-memory.request": "4096Mi"}
         answer = accepted(cluster, tenant("p", request), namespace, DRY)
-    finally:
-        kai.mode = before
     assert answer.ours() == []
     assert answer.said == ""
     assert answer.status is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -30,10 +29,8 @@ pytestmark = pytest.mark.usefixtures("product", "kai")
 @pytest.fixture
 def hamicore_off(kai: Kai) -> Iterator[None]:
     """KAI as it is without hamicore: everything but the limit."""
-    before = kai.mode
-    kai.mode = dataclasses.replace(before, hamicore=False)
-    yield
-    kai.mode = before
+    with kai.as_mode(hamicore=False):
+        yield
 
 
 @pytest.fixture
@@ -147,12 +144,8 @@ def test_deny_and_no_opt_out(cluster: Cluster, namespace: str, kai: Kai, changed
     """onNoLimit deny refuses the pod in a sentence. podOptOut false: annotation, label and variable of a pod
     do nothing, and its author is told so; those of the namespace still hold."""
     changed(onNoLimit="deny", podOptOut=False)
-    before = kai.mode
-    kai.mode = dataclasses.replace(before, hamicore=False)
-    try:
+    with kai.as_mode(hamicore=False):
         denied = submit(cluster, tenant("denied", MEMORY), namespace)
-    finally:
-        kai.mode = before
     assert not denied.pod
     assert f'admission webhook "{names.WEBHOOK_NAME}" denied the request' in denied.said
     assert f"{names.RELEASE}: {NO_LIMIT}: this cluster denies such pods" in denied.said
@@ -248,10 +241,8 @@ def test_opted_out(cluster: Cluster, product: Product, namespace: str, kai: Kai,
 def test_missing_key_holds_the_pod(cluster: Cluster, namespace: str, kai: Kai, relabel: Any) -> None:
     """KAI up to 0.17.0 leaves the limit out in silence where the node's label is missing: the pod is held
     with an Event that names the key, and starts capped once the key is there."""
-    before = kai.mode
     relabel(None)
-    kai.mode = dataclasses.replace(before, version=(0, 17, 0))
-    try:
+    with kai.as_mode(version=(0, 17, 0)):
         pod = accepted(cluster, tenant("held", FRACTION), namespace).pod
         event = f"references non-existent config key: {names.ENV_MEMORY_LIMIT}"
 
@@ -260,8 +251,6 @@ def test_missing_key_holds_the_pod(cluster: Cluster, namespace: str, kai: Kai, r
             return any(each["reason"] == "FailedMount" and event in each["message"] for each in found)
 
         wait_for(held, 120, "the mount's Event")
-    finally:
-        kai.mode = before
     status = cluster.get("pod", "held", namespace=namespace)["status"]
     assert status["containerStatuses"][0]["state"]["waiting"]["reason"] == "ContainerCreating"
     configmap = pod["metadata"]["annotations"][names.ANNOTATION_CONFIGMAP] + "-0"

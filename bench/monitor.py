@@ -11,11 +11,8 @@ is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
-import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +27,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit")]
 
+import child  # noqa: E402
 import monitor_pods  # noqa: E402
 from monitor_apiserver import NODE, ApiServer  # noqa: E402
 from region_files import RegionFile, Slot, Spec, folder, pod, uuid  # noqa: E402
@@ -106,27 +104,18 @@ class Monitor:
     """`isolator monitor` on a made-up node, from its start to the first scrape that shows a tenant."""
 
     def __init__(self, mount: Path, api: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{child.free_port()}"
         self.url = f"http://{address}/metrics"
-        kubeconfig = mount.parent / "kubeconfig"
-        named = {
-            "clusters": [{"name": "c", "cluster": {"server": api}}],
-            "users": [{"name": "u", "user": {}}],
-        }
-        context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
-        kubeconfig.write_text(json.dumps({**named, "contexts": [context], "current-context": "x"}))
-        environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+        environment = child.environment(mount.parent, api) | {"MALLOC_ARENA_MAX": "2"}  # as in the image
         given = {"LISTEN": address, "MOUNT": str(mount), "NODE_NAME": NODE, "UPDATE_INTERVAL": "0s"}
         environment |= {f"ISOLATOR_MONITOR_{name}": value for name, value in given.items()}
-        environment |= {"KUBECONFIG": str(kubeconfig), "MALLOC_ARENA_MAX": "2"}  # as in the image
         with (mount.parent / "log").open("wb") as log:
             command = [sys.executable, "-m", "isolator.cli", "monitor"]
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log)
         began = time.monotonic()
         while b"hami_vgpu_memory_used_bytes{" not in self.scrape():
             if self.process.poll() is not None or time.monotonic() - began > 60:
-                self.end()
+                child.end(self.process)
                 raise SystemExit(f"bench: the monitor shows no tenant:\n{(mount.parent / 'log').read_text()}")
             time.sleep(0.1)
 
@@ -137,24 +126,6 @@ class Monitor:
                 return bytes(answer.read())
         except OSError:
             return b""
-
-    def figure(self, key: str) -> float:
-        """MiB of a row of /proc/PID/status."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
-
-    def processor(self) -> float:
-        """Seconds of processor time so far, all threads."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
-        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-    def end(self) -> None:
-        """Stops it."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(15)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
 
 
 def served(
@@ -169,20 +140,21 @@ def served(
             spec = Spec(uuids=[uuid(i) for i in range(devices)], refused=3, refused_ns=time.time_ns())
             files.append(RegionFile(folder(mount, monitor_pods.uid(number)) / "usage.cache", spec))
         monitor = Monitor(mount, api.configuration().host)
+        pid = monitor.process.pid
         try:
             times = []
             for _ in range(rounds):
                 began = time.perf_counter()
                 monitor.scrape()
                 times.append((time.perf_counter() - began) * 1e3)
-            memory, spent, began = monitor.figure("VmRSS"), monitor.processor(), time.monotonic()
+            memory, spent, began = child.mib(pid, "VmRSS"), child.processor(pid), time.monotonic()
             for number in range(int(seconds // INTERVAL)):
                 monitor.scrape()
                 time.sleep(max(0.0, began + (number + 1) * INTERVAL - time.monotonic()))
-            share = (monitor.processor() - spent) / max(time.monotonic() - began, 1e-3) * 1000
-            return sorted(times), memory, monitor.figure("VmHWM"), share
+            share = (child.processor(pid) - spent) / max(time.monotonic() - began, 1e-3) * 1000
+            return sorted(times), memory, child.mib(pid, "VmHWM"), share
         finally:
-            monitor.end()
+            child.end(monitor.process)
             for file in files:
                 file.close()
 

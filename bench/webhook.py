@@ -19,9 +19,7 @@ import copy
 import http.client
 import http.server
 import json
-import os
 import re
-import signal
 import socket
 import ssl
 import statistics
@@ -33,6 +31,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import child
 
 ROOT = Path(__file__).resolve().parent.parent
 REVIEW = json.loads((ROOT / "bench" / "admission-review.json").read_text())
@@ -105,16 +105,8 @@ class Webhook:
     """The server's process, and one kept connection to it."""
 
     def __init__(self, folder: Path, api: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        kubeconfig = folder / "kubeconfig"
-        server = {"server": f"http://127.0.0.1:{api}"}
-        context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
-        named = {"clusters": [{"name": "c", "cluster": server}], "users": [{"name": "u", "user": {}}]}
-        kubeconfig.write_text(json.dumps({**named, "contexts": [context], "current-context": "x"}))
-        environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-        environment |= {
-            "KUBECONFIG": str(kubeconfig),
+        self.port = child.free_port()
+        environment = child.environment(folder, f"http://127.0.0.1:{api}") | {
             "ISOLATOR_WEBHOOK_LISTEN": f"127.0.0.1:{self.port}",
             "ISOLATOR_WEBHOOK_NAMESPACE": "bench",
             "ISOLATOR_WEBHOOK_DRAIN_SECONDS": "0",
@@ -128,7 +120,7 @@ class Webhook:
             if self.process.poll() is not None or time.monotonic() - began > 60:
                 raise SystemExit(f"bench: the webhook does not get ready:\n{self.log.read_text()}")
             time.sleep(0.05)  # each look is a handshake that the webhook has to pay for
-        self.ready_after, self.ready_cost = time.monotonic() - began, self.processor()
+        self.ready_after, self.ready_cost = time.monotonic() - began, child.processor(self.process.pid)
         assert Cluster.secret is not None
         pem = base64.b64decode(Cluster.secret["data"]["ca.crt"]).decode()
         self.connection = self._connect(ssl.create_default_context(cadata=pem))
@@ -169,23 +161,10 @@ class Webhook:
         rows = re.findall(r'admission_duration_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
         return {float(bound): float(count) for bound, count in rows}
 
-    def memory(self, key: str) -> float:
-        """A figure of /proc/PID/status in MiB."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(rf"{key}:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
-
-    def processor(self) -> float:
-        """Seconds of processor time so far, of all threads that live."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
-        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
     def end(self) -> None:
+        """Closes the connection and stops the process."""
         self.connection.close()
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(15)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        child.end(self.process)
 
 
 def quantile(before: dict[float, float], after: dict[float, float], share: float) -> float:
@@ -220,9 +199,9 @@ def measure(hook: Webhook, rate: int, seconds: float) -> dict[str, float]:
     body = json.dumps(REVIEW, separators=(",", ":")).encode()
     for _ in range(rate):
         hook.post(body)
-    idle, began = hook.processor(), time.monotonic()
+    idle, began = child.processor(hook.process.pid), time.monotonic()
     time.sleep(20 if seconds >= 20 else seconds)
-    figures["idle processor"] = (hook.processor() - idle) / (time.monotonic() - began) * 1e3
+    figures["idle processor"] = (child.processor(hook.process.pid) - idle) / (time.monotonic() - began) * 1e3
     before, took, errors = hook.histogram(), [], 0
     start = time.monotonic()
     for number in range(int(rate * seconds)):
@@ -234,12 +213,12 @@ def measure(hook: Webhook, rate: int, seconds: float) -> dict[str, float]:
     figures |= {"handler p50": quantile(before, after, 0.5), "handler p99": quantile(before, after, 0.99)}
     cuts = statistics.quantiles(took, n=100)
     figures |= {"end to end p50": cuts[49], "end to end p99": cuts[98]}
-    figures["resident set"] = hook.memory("VmRSS")
+    figures["resident set"] = child.mib(hook.process.pid, "VmRSS")
     for name, review in large_pods().items():
         runs = [hook.post(review) for _ in range(15)]
         errors += sum(not good for _, good in runs)
         figures[f"{name}, end to end"] = statistics.median(ms for ms, _ in runs)
-    return figures | {"resident set, highest": hook.memory("VmHWM"), "errors": float(errors)}
+    return figures | {"resident set, highest": child.mib(hook.process.pid, "VmHWM"), "errors": float(errors)}
 
 
 def main() -> int:

@@ -113,8 +113,8 @@ def expected(annotations: Mapping[str, str], label: str | None) -> Grant:
     if isinstance(portion, Basis):
         return Grant(portion)
     card = card_mib(label)
-    if card is None or label is None:
-        return Grant(Basis.NO_LABEL)
+    if card is None or label is None or math.isinf(portion):
+        return Grant(Basis.NO_LABEL)  # of a card below 100 MiB KAI makes nothing: a label in GiB
     written = f"{portion:.2f}"
     limit = int(card * float(written)) * MIB
     if limit == 0:

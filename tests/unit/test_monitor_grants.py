@@ -58,6 +58,7 @@ def test_label_in_bytes_is_told_and_converted() -> None:
     ("annotations", "label", "basis"),
     [
         ({"gpu-memory": "4096"}, None, Basis.NO_LABEL),
+        ({"gpu-memory": "4096"}, "80", Basis.NO_LABEL),
         ({"gpu-fraction": "0.5"}, None, Basis.NO_LABEL),
         ({"gpu-fraction": "0.5"}, "unknown", Basis.NO_LABEL),
         ({"gpu-fraction": "0.5"}, "", Basis.NO_LABEL),

@@ -6,6 +6,8 @@ import posixpath
 import re
 from typing import Final
 
+from isolator import names
+
 SYSTEM_FOLDERS: Final = (
     *("/bin", "/boot", "/home", "/lib", "/lib32", "/lib64", "/libx32", "/media", "/mnt", "/opt", "/root"),
     *("/sbin", "/srv", "/tmp", "/usr", "/usr/bin", "/usr/include", "/usr/lib", "/usr/lib32", "/usr/lib64"),
@@ -18,6 +20,25 @@ SYSTEM_FOLDERS: Final = (
 """Folders of many owners: ours takes a folder's mode and its `containers` for its own. One below may do."""
 SYSTEM_TREES: Final = ("/dev", "/etc", "/proc", "/run", "/sys", "/var/run")
 """Folders that hold no place for a library, at no depth."""
+
+
+def clean(path: str) -> str:
+    """The absolute path that the kubelet makes of a mount path: relative ones start at the root."""
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def is_within(path: str, parent: str) -> bool:
+    """Whether the clean `path` is `parent` or below it."""
+    return path == parent or path.startswith(parent.rstrip("/") + "/")
+
+
+def hides(path: str, mount: str) -> bool:
+    """Whether something of the tenant mounted at `path` lies over the library, the preload file or the limit.
+
+    At / and /etc the preload entry would be a file inside the tenant's volume, which it may take away.
+    """
+    at = clean(path)
+    return at in ("/", "/etc") or is_within(at, names.PRELOAD_FILE) or is_within(at, mount)
 
 
 def fault(path: str) -> str | None:

@@ -9,10 +9,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from posixpath import normpath
 from typing import Any, Final
 
-from isolator import fraction, names
+from isolator import fraction, mountpath, names
 from isolator.monitor.model import Container, PodView
 
 MAX_PODS: Final = 1000
@@ -104,16 +103,10 @@ def _is_injected(spec: Json, container: Json, mount: str, opted_out: bool) -> bo
     if ours <= mounts:
         preload = _map(_volume(spec, names.VOLUME_PRELOAD), "hostPath").get("path")
         whole = host == f"{mount}/{names.LIBRARY_FILE}" and preload == f"{mount}/{names.PRELOAD_KEY}"
-        hidden = any(_hides(path, mount) for _, path in mounts - ours - demands)
+        hidden = any(mountpath.hides(path, mount) for _, path in mounts - ours - demands)
         return whole and bool(demands & mounts) and not hidden
     upstream = any(path == names.PRELOAD_FILE for _, path in mounts)
     return not opted_out and upstream and (names.VOLUME_VGPU, mount) in mounts and host == mount
-
-
-def _hides(path: str, mount: str) -> bool:
-    """Whether something mounted at `path` lies over the library, the preload file or the limit."""
-    at = normpath("/" + path.lstrip("/"))
-    return at in ("/", "/etc") or f"{at}/".startswith((f"{names.PRELOAD_FILE}/", f"{mount}/"))
 
 
 def _limit(spec: Json, container: Json) -> tuple[str | None, bool]:

@@ -11,18 +11,10 @@ mount at such places: that is a warning.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from posixpath import normpath
 
-from isolator import names
+from isolator import mountpath, names
 from isolator.webhook.items import is_ours
 from isolator.webhook.pod import Container, Pod, as_objects, as_text, quote
-
-_HOLDS_PRELOAD = ("/", "/etc")
-
-
-def clean(path: str) -> str:
-    """The absolute path that the kubelet makes of a mount path: relative ones start at the root."""
-    return normpath("/" + path.lstrip("/"))
 
 
 def _places(container: Container) -> Iterator[tuple[str, str]]:
@@ -41,15 +33,10 @@ def _places(container: Container) -> Iterator[tuple[str, str]]:
         yield "terminationMessagePath", message
 
 
-def _below(path: str, parent: str) -> bool:
-    return path == parent or path.startswith(parent.rstrip("/") + "/")
-
-
 def denied_mount(container: Container, mount: str) -> str | None:
     """One line that names the tenant's mount that would cover the library or the preload file, if any."""
     for what, path in _places(container):
-        at = clean(path)
-        if at in _HOLDS_PRELOAD or _below(at, names.PRELOAD_FILE) or _below(at, mount):
+        if mountpath.hides(path, mount):
             return (
                 f"container {quote(container.name)}: mount of {quote(what)} at {quote(path, 80)}"
                 " would hide the GPU memory limit:"
@@ -64,14 +51,14 @@ def parent_mounts(container: Container, mount: str) -> list[str]:
         f"mount of {quote(what)} at {quote(path)} holds {mount}:"
         " whoever writes there can break this pod's GPU memory limit"
         for what, path in _places(container)
-        if _below(mount, clean(path))
+        if mountpath.is_within(mount, mountpath.clean(path))
     ]
 
 
 def brings_lock(container: Container) -> bool:
     """Whether the tenant mounts a lock folder of its own: two mounts at one path make the pod invalid."""
     return any(
-        not is_ours(mount) and clean(mount["mountPath"]) == names.VGPULOCK_DIRECTORY
+        not is_ours(mount) and mountpath.clean(mount["mountPath"]) == names.VGPULOCK_DIRECTORY
         for mount in container.mounts
     )
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from isolator.monitor import grants
 from isolator.monitor.events import Reporter
 from isolator.monitor.model import Snapshot
 from isolator.monitor.worker import Worker
@@ -18,6 +19,10 @@ EVERY: Final = 15.0
 
 class NodeSource(Protocol):
     """What podwatch.PodWatch is to this module."""
+
+    @property
+    def label(self) -> str | None:
+        """Raw text of the node's memory label; None without one."""
 
     def refresh_node(self) -> None:
         """Reads the node's label, rate-limited."""
@@ -49,6 +54,7 @@ class Background(Worker):
         verdicts = snapshot.verdicts or ()
         if any(v.mismatch for v in verdicts) or (verdicts and snapshot.node_gpu_memory_mib is None):
             self._node.refresh_node()
-            snapshot = self._snapshot()
+            if grants.card_mib(self._node.label) != snapshot.node_gpu_memory_mib:
+                snapshot = self._snapshot()
         if self._reporter is not None and snapshot.verdicts is not None:
             self._reporter.report(snapshot)

@@ -40,7 +40,7 @@ def why_not_injected(pod: PodView) -> tuple[Uncapped, str]:
     status = pod.annotations.get(names.ANNOTATION_STATUS, "")
     if status.startswith(names.STATUS_SKIPPED):
         reason = status.removeprefix(names.STATUS_SKIPPED).strip()[:_REASON]
-        opted_out = reason.replace("-", "_").startswith(("opt", "pod_opt"))
+        opted_out = reason.startswith("opt")
         return (Uncapped.OPTED_OUT if opted_out else Uncapped.SKIPPED), f"webhook: {reason}"
     return Uncapped.NOT_INJECTED, "the webhook did not see the pod"
 

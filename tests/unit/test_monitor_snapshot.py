@@ -216,6 +216,18 @@ def test_label_is_read_anew_before_a_mismatch_is_told(
     assert reporter.told == [snapshot]
 
 
+@pytest.mark.parametrize(("now", "scans"), [("15360", 1), ("15000", 2), (str(15360 << 20), 1)])
+def test_node_is_scanned_again_only_for_another_label(now: str, scans: int) -> None:
+    """A label that came out the same, in bytes or not, changes no verdict: the snapshot is told as it is."""
+    verdict = Verdict("t", "p", "c", State.ENFORCED, mismatch=True)
+    made = [Snapshot("n", time, verdicts=(verdict,), node_gpu_memory_mib=15360) for time in range(2)]
+    left, node, reporter = iter(made), Pods(), _Reporter()
+    node.label = now
+    Background(lambda: next(left), node, reporter).once()  # type: ignore[arg-type]
+
+    assert reporter.told == [made[scans - 1]]
+
+
 def test_unknown_pods_are_told_to_nobody() -> None:
     """Before the first list there is nothing to tell, and without a reporter nobody to tell it."""
     reporter = _Reporter()

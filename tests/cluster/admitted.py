@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from baseimages import BUSYBOX
 from harness import Cluster, ClusterError, wait_for
 from product import component_pods, metrics, samples, scraped, series, value
 from verbs import PROGRAMS
@@ -81,6 +82,16 @@ def accepted(cluster: Cluster, document: Mapping[str, Any], namespace: str, *wor
     if not answer.pod:
         raise ClusterError(answer.said)
     return answer
+
+
+def attach(cluster: Cluster, pod: str, namespace: str, name: str, **container: Any) -> None:
+    """Adds an ephemeral container to a running pod; a refusal raises with its message."""
+    command = ["sleep", "infinity"]
+    added = {"name": name, "image": BUSYBOX, "imagePullPolicy": "Never", "command": command, **container}
+    words = ["patch", "pod", pod, f"--namespace={namespace}", "--subresource=ephemeralcontainers"]
+    # By a file, because an error repeats the words: what it says of the container is then the refusal's.
+    patch = json.dumps({"spec": {"ephemeralContainers": [added]}})
+    cluster.kubectl(*words, "--patch-file=/dev/stdin", input=patch)
 
 
 def own_counts(cluster: Cluster) -> dict[tuple[str, str], int]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import product as given
+from admitted import DRY, accepted
 from cryptography import x509
 from harness import Cluster, wait_for
 from images_base import ROOT
@@ -102,12 +103,9 @@ class Release:
         assert certificate
         return x509.load_der_x509_certificate(certificate)
 
-    def admit(self) -> str:
+    def admit(self) -> str | None:
         """What the API server makes of a sharing pod of its scheduler: the status annotation of a dry run."""
-        text = self.cluster.kubectl(
-            "create", "--dry-run=server", "-o=json", "-f-", input=json.dumps(self.pod("asks"))
-        )
-        return str(json.loads(text)["metadata"]["annotations"].get(names.ANNOTATION_STATUS, ""))
+        return accepted(self.cluster, self.pod("asks"), "default", DRY).status
 
     def wait_admits(self, timeout: float = 60) -> None:
         """Waits until it injects; the API server takes a moment to read a configuration again."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import kubernetes
 import pytest
-from admitted import DRY, Calls, accepted, submit
-from harness import Cluster
+from admitted import DRY, Calls, accepted, attach, submit
+from harness import Cluster, ClusterError
 from kai import Kai
 from kai_objects import reservation_pod
 from product import NAMESPACE, Product, tenant, tenant_image, wait_running
 
 from isolator import names
 
-BUSYBOX = "images.example.com/local/busybox:1"
 MEMORY = {"gpu-memory": "4096"}
 NVFRACTIONS = {"nvidia.com/container.main.gpu-memory.request": "4096Mi"}
 FIRST, LIMITED = ("inject", "first-pass"), ("inject", "limited")
@@ -110,15 +108,6 @@ def test_pod_of_a_deployment(cluster: Cluster, calls: Calls, namespace: str) -> 
     assert calls.look() == (0, {})
 
 
-def debug(cluster: Cluster, pod: str, namespace: str, name: str, *mounts: dict[str, Any]) -> None:
-    """Adds an ephemeral container to a running pod."""
-    container = {"name": name, "image": BUSYBOX, "command": ["true"], "volumeMounts": list(mounts)}
-    with cluster.client() as client:
-        core = kubernetes.client.CoreV1Api(client)
-        body = {"spec": {"ephemeralContainers": [container]}}
-        core.patch_namespaced_pod_ephemeralcontainers(pod, namespace, body)
-
-
 def test_ephemeral_containers(cluster: Cluster, calls: Calls, namespace: str) -> None:
     """A debug container of a pod of others is no call; in an injected pod it is one, and only one that mounts
     our volumes, where it would see every tenant's folder, is denied."""
@@ -126,13 +115,13 @@ def test_ephemeral_containers(cluster: Cluster, calls: Calls, namespace: str) ->
     cluster.apply(list(pods), namespace)
     wait_running(cluster, "plain", "share", namespace=namespace)
     calls.look()
-    debug(cluster, "plain", namespace, "look")
+    attach(cluster, "plain", namespace, "look")
     assert calls.look() == (0, {})
-    debug(cluster, "share", namespace, "look")
+    attach(cluster, "share", namespace, "look")
     assert calls.look() == (1, {("skip", "not-fraction"): 1})
     peek = {"name": names.VOLUME_CONTAINERS, "mountPath": "/every-tenant"}
-    with pytest.raises(kubernetes.client.ApiException, match="mounts a volume of the GPU memory limit"):
-        debug(cluster, "share", namespace, "peek", peek)
+    with pytest.raises(ClusterError, match="mounts a volume of the GPU memory limit"):
+        attach(cluster, "share", namespace, "peek", volumeMounts=[peek])
     assert calls.look() == (1, {("deny", "ephemeral-mount"): 1})
 
 

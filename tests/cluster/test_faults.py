@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from admitted import DRY, submit
 from harness import Cluster, ClusterError, wait_for
 from kai import Kai
 from product import NAMESPACE, Product, component_pods, metrics, tenant, value
@@ -75,14 +75,9 @@ def test_the_webhook_is_away_and_comes_back(cluster: Cluster, steady: Steady, go
 
 def _refused(cluster: Cluster, steady: Steady) -> bool:
     """Whether a share pod cannot be created for want of our webhook, by a dry run."""
-    pod = json.dumps(tenant("meanwhile"))
-    words = ["create", "--dry-run=server", f"--namespace={steady.namespace}", "-f", "-"]
-    try:
-        cluster.kubectl(*words, input=pod)
-    except ClusterError as error:
-        assert names.WEBHOOK_NAME in str(error), error
-        return True
-    return False
+    answer = submit(cluster, tenant("meanwhile"), steady.namespace, DRY)
+    assert answer.pod or names.WEBHOOK_NAME in answer.said, answer.said
+    return not answer.pod
 
 
 def test_the_api_server_restarts_under_tenants(cluster: Cluster, steady: Steady) -> None:

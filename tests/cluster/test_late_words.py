@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from admitted import Watch
+from admitted import Watch, attach
 from harness import Cluster, ClusterError, wait_for
 from kai import Kai
 from product import STATE, tenant, tenant_image, wait_running
@@ -14,10 +14,6 @@ from product import STATE, tenant, tenant_image, wait_running
 from isolator import names
 
 pytestmark = pytest.mark.usefixtures("product")
-
-
-def patch(cluster: Cluster, namespace: str, pod: str, change: Any, *words: str) -> str:
-    return cluster.kubectl("patch", "pod", pod, f"--namespace={namespace}", "-p", json.dumps(change), *words)
 
 
 def test_words_that_come_late_and_go_early(cluster: Cluster, namespace: str, kai: Kai) -> None:
@@ -29,7 +25,8 @@ def test_words_that_come_late_and_go_early(cluster: Cluster, namespace: str, kai
     words = ("gpu-memory", names.ANNOTATION_CONFIGMAP)
     where = f"--namespace={namespace}"
     cluster.kubectl("annotate", "pod", "late", where, f"{words[0]}=4096", f"{words[1]}=p")
-    patch(cluster, namespace, "late", [{"op": "remove", "path": "/spec/schedulingGates"}], "--type=json")
+    ungated = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
+    cluster.kubectl("patch", "pod", "late", where, "--type=json", f"--patch={ungated}")
     wait_for(lambda: cluster.get("pod/late", namespace=namespace)["spec"].get("nodeName"), 60, "the binding")
     cluster.kubectl("annotate", "pod", "late", where, *(f"{word}-" for word in words))
     wait_running(cluster, "late", namespace=namespace, kai=kai)
@@ -70,13 +67,10 @@ def test_a_debug_container_gets_no_gpu_from_kai(cluster: Cluster, namespace: str
     debug: dict[str, Any] = {
         "name": "debug",
         "image": tenant_image(),
-        "imagePullPolicy": "Never",
-        "command": ["sleep", "infinity"],
         "volumeMounts": [{"name": "simgpu", "mountPath": STATE}],
     }
     taking = {**debug, "envFrom": [{"configMapRef": {"name": configmap}}]}
-    update = "--subresource=ephemeralcontainers"
     with pytest.raises(ClusterError, match="takes its GPU from KAI"):
-        patch(cluster, namespace, "debugged", {"spec": {"ephemeralContainers": [taking]}}, update)
-    patch(cluster, namespace, "debugged", {"spec": {"ephemeralContainers": [debug]}}, update)
+        attach(cluster, "debugged", namespace, **taking)
+    attach(cluster, "debugged", namespace, **debug)
     cluster.delete("pod", "debugged", namespace=namespace)

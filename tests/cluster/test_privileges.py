@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import product as given
 import pytest
+from admitted import attach
 from baseimages import BUSYBOX
 from harness import Cluster, ClusterError, wait_for
 from kai import Kai
@@ -111,15 +111,6 @@ def running(cluster: Cluster, product: Product, kai: Kai, namespace: str) -> Ite
     cluster.delete("pod", "--all", namespace=namespace, wait=False)
 
 
-def attach(cluster: Cluster, pod: str, namespace: str, **container: Any) -> None:
-    """Adds an ephemeral container, as a tenant who may update pods/ephemeralcontainers can."""
-    found = cluster.get("pod", pod, namespace=namespace)
-    added = {"image": BUSYBOX, "imagePullPolicy": "Never", "command": ["sleep", "infinity"], **container}
-    found["spec"].setdefault("ephemeralContainers", []).append(added)
-    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/ephemeralcontainers"
-    cluster.kubectl("replace", f"--raw={path}", "-f-", input=json.dumps(found))
-
-
 @pytest.mark.parametrize("volume", [names.VOLUME_CONTAINERS, names.VOLUME_VGPU])
 def test_debug_container_with_our_volume_is_denied(
     cluster: Cluster, running: str, namespace: str, volume: str
@@ -132,7 +123,7 @@ def test_debug_container_with_our_volume_is_denied(
     mounts = [{"name": volume, "mountPath": "/all"}]
 
     with pytest.raises(ClusterError, match=names.WEBHOOK_EPHEMERAL_NAME) as denied:
-        attach(cluster, running, namespace, name="spy", volumeMounts=mounts)
+        attach(cluster, running, namespace, "spy", volumeMounts=mounts)
     assert "spy" in str(denied.value)
     assert "ephemeralContainers" not in cluster.get("pod", running, namespace=namespace)["spec"]
 
@@ -162,6 +153,6 @@ def test_debugging_of_other_pods_does_not_call_us(cluster: Cluster, product: Pro
     cluster.apply(given.tenant("plain", {}, schedulerName="default-scheduler"), namespace)
     given.wait_running(cluster, "plain", namespace=namespace)
     before = cluster.webhook_calls(names.WEBHOOK_EPHEMERAL_NAME)
-    attach(cluster, "plain", namespace, name="look")
+    attach(cluster, "plain", namespace, "look")
     assert cluster.webhook_calls(names.WEBHOOK_EPHEMERAL_NAME) == before
     cluster.delete("pod", "--all", namespace=namespace, wait=False)

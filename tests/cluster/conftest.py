@@ -79,7 +79,7 @@ def namespace(cluster: harness.Cluster) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def product(cluster: harness.Cluster) -> made.Product:
     """The shared release on the session's cluster, monitor on, our image and the simulated card on each node.
-    A test that changes it (`product.configure`) puts it back. Skips where no image can be built."""
+    A test that changes it (`product.install`) puts it back. Skips where no image can be built."""
     try:
         return made.make_product(cluster)
     except images.Unavailable as error:

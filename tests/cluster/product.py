@@ -1,6 +1,6 @@
 """The product on a test's cluster: the chart installed, a simulated GPU on each node, tenants, metrics.
 
-    product.configure({"webhook": {"onNoLimit": "deny"}})    # a context: the shared release, changed
+    product.install(merged(product.values, {"webhook": {"onNoLimit": "deny"}}))
     cluster.apply(tenant("a", {"gpu-memory": "4096"}), namespace)
     wait_running(cluster, "a", namespace=namespace)
     value(metrics(cluster, "n1"), "hami_vgpu_memory_limit_bytes", pod="a")
@@ -134,22 +134,9 @@ class Product:
             self.cluster.wait_rollout(workload, namespace=NAMESPACE, timeout=180)
         wait_for(lambda: not leaving_pods(self.cluster), 60, "the pods of the release before to go")
 
-    @contextmanager
-    def configure(self, values: Mapping[str, Any], *flags: str) -> Iterator[None]:
-        """The release with these values over its own (and `--set` flags), put back afterwards."""
-        try:
-            self.install(merged(self.values, values), *flags)
-            yield
-        finally:
-            self.install(self.values)
-
-    def pods(self, component: str, node: str = "") -> list[dict[str, Any]]:
-        """The running pods of a component (names.COMPONENT_*), on one node or all."""
-        return component_pods(self.cluster, component, node)
-
 
 def component_pods(cluster: Cluster, component: str, node: str = "") -> list[dict[str, Any]]:
-    """The running pods of a component of the shared release, those that are going away left out."""
+    """The running pods of a component (names.COMPONENT_*), on one node or all; those going away left out."""
     chosen = ["--selector", f"{names.COMPONENT_LABEL}={component}"]
     found = cluster.get("pods", *chosen, namespace=NAMESPACE)["items"]
     return [
@@ -165,6 +152,21 @@ def leaving_pods(cluster: Cluster) -> list[str]:
     """Names of the pods of the shared release that are going away."""
     found = cluster.get("pods", namespace=NAMESPACE)["items"]
     return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" in pod["metadata"]]
+
+
+@contextmanager
+def webhook_away(cluster: Cluster) -> Iterator[None]:
+    """No replica of the shared release's webhook, which the chart cannot ask for; all are back afterwards."""
+    webhook = WORKLOADS[0]
+    scale = ["scale", webhook, f"--namespace={NAMESPACE}"]
+    replicas = cluster.get(webhook, namespace=NAMESPACE)["spec"]["replicas"]
+    cluster.kubectl(*scale, "--replicas=0")
+    try:
+        wait_for(lambda: not component_pods(cluster, names.COMPONENT_WEBHOOK), 60, "no webhook", every=0.5)
+        yield
+    finally:
+        cluster.kubectl(*scale, f"--replicas={replicas}")
+        cluster.wait_rollout(webhook, namespace=NAMESPACE, timeout=180)
 
 
 def make_product(cluster: Cluster) -> Product:

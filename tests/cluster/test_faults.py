@@ -13,7 +13,7 @@ import pytest
 from admitted import DRY, submit
 from harness import Cluster, ClusterError, wait_for
 from kai import Kai
-from product import NAMESPACE, Product, component_pods, metrics, tenant, value
+from product import NAMESPACE, Product, metrics, tenant, value, webhook_away
 from steady import LIMIT_BYTES, Steady, component, pinned, process_of, steady_tenants
 
 from isolator import names
@@ -57,15 +57,9 @@ def mapped(cluster: Cluster, pod: dict[str, Any]) -> set[int]:
 
 def test_the_webhook_is_away_and_comes_back(cluster: Cluster, steady: Steady, gone: Path) -> None:
     """No share pod starts meanwhile, running ones are held, and afterwards pods start as before (B070)."""
-    replicas = cluster.get(WEBHOOK, namespace=NAMESPACE)["spec"]["replicas"]
-    cluster.kubectl("scale", WEBHOOK, "--replicas=0", f"--namespace={NAMESPACE}")
-    try:
-        wait_for(lambda: not component_pods(cluster, names.COMPONENT_WEBHOOK), 60, "no webhook", every=0.5)
+    with webhook_away(cluster):
         wait_for(lambda: _refused(cluster, steady), 60, "share pods to be refused", every=0.5)
         steady.goes_on()
-    finally:
-        cluster.kubectl("scale", WEBHOOK, f"--replicas={replicas}", f"--namespace={NAMESPACE}")
-    cluster.wait_rollout(WEBHOOK, namespace=NAMESPACE, timeout=180)
     wait_for(lambda: not _refused(cluster, steady), 60, "share pods to be accepted", every=0.5)
     cluster.apply(tenant("after"), steady.namespace)
     steady.run("after")

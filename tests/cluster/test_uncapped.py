@@ -11,7 +11,7 @@ from admitted import DRY, Watch, accepted, submit
 from harness import Cluster, ClusterError, wait_for
 from kai import Kai
 from kai_objects import MUTATING
-from product import NAMESPACE, Product, component_pods, merged, metrics, tenant, value, wait_running
+from product import Product, merged, metrics, tenant, value, wait_running, webhook_away
 
 from isolator import names
 
@@ -172,56 +172,40 @@ def test_deny_and_no_opt_out(cluster: Cluster, namespace: str, kai: Kai, changed
 # ---- the webhook away -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def away(cluster: Cluster) -> Iterator[Any]:
-    """Takes all replicas away; they are back afterwards. The chart itself asks for at least one."""
-    webhook = f"deployment/{names.RELEASE}-webhook"
-    scale = ["scale", webhook, f"--namespace={NAMESPACE}"]
-    replicas = cluster.get(webhook, namespace=NAMESPACE)["spec"]["replicas"]
-
-    def take() -> None:
-        cluster.kubectl(*scale, "--replicas=0")
-        wait_for(lambda: not component_pods(cluster, names.COMPONENT_WEBHOOK), 60, "no webhook", every=0.5)
-
-    yield take
-    cluster.kubectl(*scale, f"--replicas={replicas}")
-    cluster.wait_rollout(webhook, namespace=NAMESPACE, timeout=180)
-
-
-def test_webhook_down_fail(cluster: Cluster, namespace: str, changed: Any, away: Any) -> None:
+def test_webhook_down_fail(cluster: Cluster, namespace: str, changed: Any) -> None:
     """B070 B073 B074: with no webhook running a share is refused by our webhook's name, and every other pod,
     those of kube-system and of KAI's scheduler among them, starts."""
     changed()
-    away()
 
     def refused() -> bool:
         return not submit(cluster, tenant("share", MEMORY), namespace, DRY).pod
 
-    wait_for(refused, 60, "share pods to be refused", every=0.5)
-    said = submit(cluster, tenant("share", MEMORY), namespace)
-    assert not said.pod
-    assert f'failed calling webhook "{names.WEBHOOK_NAME}"' in said.said
-    others = {
-        "plain": (namespace, tenant("plain", {})),
-        "unscheduled": (namespace, tenant("unscheduled", {}, schedulerName="default-scheduler")),
-        "system": ("kube-system", tenant("system", MEMORY, schedulerName="default-scheduler")),
-    }
-    for name, (place, pod) in others.items():
-        accepted(cluster, pod, place)
-        wait_running(cluster, name, namespace=place)
-    cluster.delete("pod", "system", namespace="kube-system")
+    with webhook_away(cluster):
+        wait_for(refused, 60, "share pods to be refused", every=0.5)
+        said = submit(cluster, tenant("share", MEMORY), namespace)
+        assert not said.pod
+        assert f'failed calling webhook "{names.WEBHOOK_NAME}"' in said.said
+        others = {
+            "plain": (namespace, tenant("plain", {})),
+            "unscheduled": (namespace, tenant("unscheduled", {}, schedulerName="default-scheduler")),
+            "system": ("kube-system", tenant("system", MEMORY, schedulerName="default-scheduler")),
+        }
+        for name, (place, pod) in others.items():
+            accepted(cluster, pod, place)
+            wait_running(cluster, name, namespace=place)
+        cluster.delete("pod", "system", namespace="kube-system")
 
 
-def test_webhook_missed(cluster: Cluster, namespace: str, kai: Kai, changed: Any, away: Any) -> None:
+def test_webhook_missed(cluster: Cluster, namespace: str, kai: Kai, changed: Any) -> None:
     """B074: failurePolicy Ignore and no webhook: the pod starts without a limit, and its Event and the series
     say that the webhook did not see it."""
     changed(failurePolicy="Ignore")
-    away()
-    watch = start(cluster, namespace, kai, tenant("missed", MEMORY))
-    assert cluster.exec_("missed", QUERY, namespace=namespace) == "15360\n"
-    watch.wait_state("uncapped")
-    assert watch.uncapped("not_injected") >= 1
-    watch.wait_event("GPUMemoryUncapped", "the webhook did not see the pod")
+    with webhook_away(cluster):
+        watch = start(cluster, namespace, kai, tenant("missed", MEMORY))
+        assert cluster.exec_("missed", QUERY, namespace=namespace) == "15360\n"
+        watch.wait_state("uncapped")
+        assert watch.uncapped("not_injected") >= 1
+        watch.wait_event("GPUMemoryUncapped", "the webhook did not see the pod")
 
 
 def test_opted_out(cluster: Cluster, product: Product, namespace: str, kai: Kai, changed: Any) -> None:

@@ -14,6 +14,7 @@ import images
 import kai as double
 import product as made
 import pytest
+import steady as tenants
 
 FAILED = pytest.StashKey[bool]()
 HERE = Path(__file__).resolve().parent
@@ -90,4 +91,11 @@ def product(cluster: harness.Cluster) -> made.Product:
 def kai(cluster: harness.Cluster) -> Iterator[double.Kai]:
     """KAI's double in hamicore mode; the nodes are labelled as T4s of 15360 MiB."""
     with made.make_kai(cluster) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def steady(cluster: harness.Cluster, product: made.Product, kai: double.Kai) -> Iterator[tenants.Steady]:
+    """A tenant on each node that asks all the time for more than its limit."""
+    with tenants.steady_tenants(cluster, kai) as running:
         yield running

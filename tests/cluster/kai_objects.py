@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import kai_rules as rules
+from baseimages import PAUSE
 from doubles import Double
 
 from isolator import names
@@ -61,7 +62,7 @@ def installation(mode: rules.Mode) -> list[dict[str, Any]]:
         plugins["hamicore"] = {"enabled": True, "priority": 50}
     container = {
         "name": "binder",
-        "image": "images.example.com/local/pause:1",
+        "image": PAUSE,
         "args": ["--plugins", json.dumps(plugins)],
     }
     labels = {"app": "binder"}

@@ -46,6 +46,10 @@ QUICK: dict[str, Any] = {"librarySync": {"interval": 5}, "monitor": {"updateInte
 """The shared release looks more often than the default, so that tests wait less."""
 SCRAPED: dict[str, Any] = {"monitor": {"podAnnotations": {"prometheus.io/scrape": "true"}}}
 """For a Prometheus without its operator, as docs/metrics.md says."""
+PASS = "PASS: in-quota allocation succeeded and over-quota allocation failed"
+"""What a tenant's `memory-limit` ends with where it is held to its limit."""
+QUERY = "nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits".split()
+"""Tells a tenant its limit in MiB."""
 
 
 # ---- images and nodes -------------------------------------------------------------------------------
@@ -146,6 +150,12 @@ def component_pods(cluster: Cluster, component: str, node: str = "") -> list[dic
         and "deletionTimestamp" not in pod["metadata"]
         and node in ("", pod["spec"].get("nodeName"))
     ]
+
+
+def cache_folder(cluster: Cluster, pod: Mapping[str, Any]) -> Path:
+    """The cache folder of a tenant's container, on its node, as seen from here."""
+    where = f"{names.DEFAULT_VGPU_MOUNT}/{names.CONTAINERS_DIRECTORY}/{pod['metadata']['uid']}_main"
+    return cluster.nodes[pod["spec"]["nodeName"]].path(where)
 
 
 def leaving_pods(cluster: Cluster) -> list[str]:

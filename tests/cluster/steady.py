@@ -12,7 +12,7 @@ from typing import Any
 from harness import Cluster, wait_for
 from kai import Kai
 from nodes import Node
-from product import NAMESPACE, STATE, component_pods, samples, tenant, wait_running
+from product import NAMESPACE, PASS, STATE, component_pods, samples, tenant, wait_running
 from prometheus_client.samples import Sample
 
 from isolator import names
@@ -92,7 +92,7 @@ class Steady:
         """A program started now in that pod is held to the limit."""
         self.cluster.wait_exec(name, namespace=self.namespace, timeout=60)
         said = self.cluster.exec_(name, ["sh", "-c", "memory-limit 2>&1"], namespace=self.namespace)
-        assert "PASS: in-quota allocation succeeded and over-quota allocation failed" in said, said
+        assert PASS in said, said
 
 
 @contextmanager

@@ -10,12 +10,11 @@ import product as given
 import pytest
 from harness import Cluster, wait_for
 from kai import Kai
-from product import NAMESPACE, Product
+from product import NAMESPACE, PASS, QUERY, Product
 
 from isolator import names
 
 LABEL_MIB = 15360
-QUERY = "nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits".split()
 MEMORY_2000 = {"gpu-memory": "2000"}
 KAI_GRANT_2000 = 2150
 """MiB that KAI grants for 2000 on a T4: 14 hundredths."""
@@ -137,7 +136,6 @@ until [ -e /tmp/stop ]; do sleep 0.2; done
 def test_restarted_container_keeps_its_limit(cluster: Cluster, namespace: str, running: Any) -> None:
     """The second run of a container has the limit of the first, nothing of its charges, and one series."""
     node = running(given.tenant("again", command=["sh", "-c", RUNS]))["spec"]["nodeName"]
-    passed = "PASS: in-quota allocation succeeded and over-quota allocation failed"
 
     def held() -> float | None:
         return given.value(given.metrics(cluster, node), USED, pod="again", namespace=namespace)
@@ -158,7 +156,7 @@ def test_restarted_container_keeps_its_limit(cluster: Cluster, namespace: str, r
     for words in ((), ("--previous",)):
         log = cluster.logs("again", *words, namespace=namespace)
         assert log.startswith("4147\n")
-        assert passed in log
+        assert PASS in log
     wait_for(lambda: held() == first, 30, "the second run's charges, once")
     samples = given.metrics(cluster, node)
     assert given.value(samples, LIMIT, pod="again", namespace=namespace) == 4147 * MIB

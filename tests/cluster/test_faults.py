@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from admitted import DRY, submit
 from harness import Cluster, ClusterError, wait_for
-from kai import Kai
-from product import NAMESPACE, Product, metrics, tenant, value, webhook_away
-from steady import LIMIT_BYTES, Steady, component, pinned, process_of, steady_tenants
+from product import NAMESPACE, cache_folder, metrics, tenant, value, webhook_away
+from steady import LIMIT_BYTES, Steady, component, pinned, process_of
 
 from isolator import names
 
@@ -27,18 +25,11 @@ REPAIR_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def steady(cluster: Cluster, product: Product, kai: Kai) -> Iterator[Steady]:
-    with steady_tenants(cluster, kai) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def gone(steady: Steady) -> Path:
     """The cache folder, on n1, of a pod that was deleted at the start of this file."""
     steady.cluster.apply(pinned("goes", "n1", annotations={"gpu-memory": "1024"}), steady.namespace)
-    uid = steady.run("goes")["metadata"]["uid"]
+    folder = cache_folder(steady.cluster, steady.run("goes"))
     steady.cluster.exec_("goes", ["memory-limit", "64"], namespace=steady.namespace)
-    folder = steady.cluster.node(1).path(f"{MOUNT}/{names.CONTAINERS_DIRECTORY}/{uid}_main")
     assert (folder / names.CACHE_FILE).exists()
     steady.cluster.delete("pod", "goes", namespace=steady.namespace)
     return folder
@@ -200,8 +191,7 @@ def test_the_cache_of_a_deleted_pod_goes_and_that_of_a_live_one_never(
     began = time.monotonic()
     wait_for(lambda: not gone.exists(), 120, "the folder of the deleted pod to go", every=0.5)
     print(f"waited {time.monotonic() - began:.0f} s more")
-    uid = steady.pods["n1"]["metadata"]["uid"]
-    assert (gone.parent / f"{uid}_main" / names.CACHE_FILE).exists()
+    assert (cache_folder(cluster, steady.pods["n1"]) / names.CACHE_FILE).exists()
     labels = {"namespace": steady.namespace, "pod": "steady-n1"}
     assert value(metrics(cluster, "n1"), "hami_vgpu_memory_limit_bytes", **labels) == LIMIT_BYTES
     steady.goes_on()

@@ -9,9 +9,10 @@ from typing import Any
 
 import product as given
 import pytest
+from baseimages import BUSYBOX
 from harness import Cluster, wait_for
 from kai import Kai, simulated_uuids
-from product import NAMESPACE, STATE, Product
+from product import NAMESPACE, PASS, STATE, Product
 
 from isolator import names
 
@@ -135,7 +136,7 @@ def test_ceiling_is_enforced_in_both_at_once(lab: Lab) -> None:
         assert proof[:3] == [
             "allocate 3 GiB: no error",
             "allocate another 2 GiB: out of memory",
-            "PASS: in-quota allocation succeeded and over-quota allocation failed",
+            PASS,
         ]
         times = [float(line.split("=")[1]) for line in log.splitlines() if line.startswith("test_")]
         intervals.append((times[0], times[1]))
@@ -158,7 +159,7 @@ def test_monitor_shows_limit_and_use(lab: Lab) -> None:
     # Waits for the next scan: the pods became ready a moment ago.
     wait_for(lambda: lab_series(given.metrics_text(cluster, lab.node)) == EXPECTED, 60, "the lab's series")
     fetch = f"wget -qO- http://{monitor['status']['podIP']}:9394/metrics"
-    words = ["run", "lab12-monitor-check", "--image=images.example.com/local/busybox:1", "--restart=Never"]
+    words = ["run", "lab12-monitor-check", f"--image={BUSYBOX}", "--restart=Never"]
     cluster.kubectl(*words, "--command", "--", "sh", "-c", fetch)
     cluster.wait_pod("lab12-monitor-check", "Succeeded", timeout=180)
     text = cluster.logs("lab12-monitor-check")

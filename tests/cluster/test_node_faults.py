@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from harness import Cluster, ClusterError, wait_for
-from kai import Kai
 from nodes import Node
-from product import NAMESPACE, WORKLOADS, Product, component_pods, metrics, series, value
+from product import NAMESPACE, WORKLOADS, component_pods, metrics, series, value
 from steady import (
     LIMIT_BYTES,
     Steady,
@@ -19,7 +18,6 @@ from steady import (
     local_metrics,
     pinned,
     restart_component,
-    steady_tenants,
 )
 
 from isolator import names
@@ -27,12 +25,6 @@ from isolator import names
 pytestmark = pytest.mark.cluster
 MOUNT = names.DEFAULT_VGPU_MOUNT
 SMALL_MIB = 16
-
-
-@pytest.fixture(scope="module")
-def steady(cluster: Cluster, product: Product, kai: Kai) -> Iterator[Steady]:
-    with steady_tenants(cluster, kai) as made:
-        yield made
 
 
 def limit_shown(cluster: Cluster, steady: Steady, node: str) -> bool:

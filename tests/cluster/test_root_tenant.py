@@ -13,7 +13,7 @@ import pytest
 from harness import Cluster, wait_for
 from isolator._core import ffi
 from kai import Kai
-from product import Product, metrics, tenant, value, wait_running
+from product import PASS, Product, cache_folder, metrics, tenant, value, wait_running
 
 from isolator import names
 
@@ -24,7 +24,6 @@ LIBRARY = f"{MOUNT}/{names.LIBRARY_FILE}"
 LIMIT = f"{MOUNT}/{names.LIMIT_FILE}"
 ROOM = f"root-{uuid.uuid4().hex[:8]}"
 LIMIT_BYTES = 4147 << 20
-PASSED = "PASS: in-quota allocation succeeded and over-quota allocation failed"
 # Each line is one attempt on a file; what comes back is `done` or why it was refused.
 ATTEMPTS = f"""
 import ctypes, json, os, stat, sys
@@ -109,11 +108,7 @@ class Room:
     def passes(self, name: str) -> None:
         """Its next program is held to 4147 MiB."""
         said = self.run(name, "sh", "-c", "memory-limit 2>&1")
-        assert PASSED in said, said
-
-    def folder(self, name: str) -> Any:
-        node = self.cluster.node(1)
-        return node.path(f"{CONTAINERS}/{self.pods[name]['metadata']['uid']}_main")
+        assert PASS in said, said
 
     def value(self, metric: str, name: str) -> float | None:
         labels = {"namespace": ROOM, "pod": name, "container": "main"}
@@ -228,7 +223,7 @@ def test_a_scribbled_cache_is_reported_and_lifts_nothing(room: Room, how: str) -
         assert room.value("hami_vgpu_memory_limit_bytes", "bare") == LIMIT_BYTES
         said = room.run("root", "sh", "-c", "memory-limit 2>&1 || true")
         assert "another 2 GiB: no error" not in said
-        assert PASSED in said or "operation not permitted" in said, said
+        assert PASS in said or "operation not permitted" in said, said
     finally:
         room.run("root", "sh", "-c", f"rm -rf {CONTAINERS}/*")
     room.passes("root")
@@ -279,7 +274,7 @@ def test_a_filled_cache_folder_is_emptied_but_for_the_region(room: Room) -> None
     cd {CONTAINERS}; mkdir -p a/b/c; for i in $(seq 1000); do echo x >a/b/c/$i; done; ln -s /etc a/link
     dd if=/dev/zero of=big bs=1M count=100 status=none; cp big other.cache; stat -c %i {names.CACHE_FILE}"""
     inode = room.run("root", "sh", "-c", script).split()[-1]
-    folder = room.folder("root")
+    folder = cache_folder(room.cluster, room.pods["root"])
 
     def small() -> bool:
         try:

@@ -12,13 +12,11 @@ from admitted import DRY, Answer, accepted, submit
 from harness import Cluster, wait_for
 from kai import Kai, simulated_uuids
 from kai_objects import MUTATING
-from product import STATE, Product, metrics, series, tenant, tenant_image, wait_running
+from product import PASS, QUERY, STATE, Product, metrics, series, tenant, tenant_image, wait_running
 
 from isolator import names
 
 MEMORY = {"gpu-memory": "4096"}
-PASS = "PASS: in-quota allocation succeeded and over-quota allocation failed"
-QUERY = "nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits".split()
 MIB = 1 << 20
 
 pytestmark = pytest.mark.usefixtures("product", "kai")

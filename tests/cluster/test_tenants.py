@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from harness import Cluster, ClusterError, wait_for
 from kai import Kai
-from product import STATE, Product, metrics, tenant, value, wait_running
+from product import STATE, Product, cache_folder, metrics, tenant, value, wait_running
 
 from isolator import names
 
@@ -107,12 +107,6 @@ class Room:
         return self.cluster.logs(name, *words, namespace=ROOM)
 
 
-def folder(cluster: Cluster, found: dict[str, Any], container: str = "main") -> Any:
-    """A pod's cache folder, on its node, as seen from here."""
-    node = cluster.nodes[found["spec"]["nodeName"]]
-    return node.path(f"{MOUNT}/{names.CONTAINERS_DIRECTORY}/{found['metadata']['uid']}_{container}")
-
-
 @pytest.fixture(scope="module")
 def room(cluster: Cluster, product: Product, kai: Kai) -> Iterator[Room]:
     with cluster.space(ROOM):
@@ -137,9 +131,9 @@ def test_a_hostile_tenant_stays_at_its_limit_and_in_its_own_folder(room: Room, n
     assert "allocate another 2 GiB: out of memory" in said
     assert said.splitlines()[-2:] == [f"{LIMIT_MIB} MiB", names.CACHE_FILE], said
     found = room.cluster.get("pod", name, namespace=ROOM)
-    own = folder(room.cluster, found)
+    own = cache_folder(room.cluster, found)
     assert [path.name for path in own.iterdir()] == [names.CACHE_FILE]
-    assert folder(room.cluster, room.victim).exists()
+    assert cache_folder(room.cluster, room.victim).exists()
 
 
 @pytest.mark.parametrize("name", ["names-volumes", "shares-volumes"])
@@ -154,7 +148,7 @@ def test_a_sidecar_sees_no_volume_of_ours(room: Room, name: str) -> None:
 
 def test_the_victim_of_all_of_it_holds_what_it_held(room: Room) -> None:
     """A pod whose UID others took for theirs still has its 3 GiB charged, its limit and its one file."""
-    own = folder(room.cluster, room.victim)
+    own = cache_folder(room.cluster, room.victim)
     assert [path.name for path in own.iterdir()] == [names.CACHE_FILE]
     samples = metrics(room.cluster, room.victim["spec"]["nodeName"])
     labels = {"namespace": ROOM, "pod": VICTIM, "container": "main"}

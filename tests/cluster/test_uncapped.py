@@ -11,14 +11,12 @@ from admitted import DRY, Watch, accepted, submit
 from harness import Cluster, ClusterError, wait_for
 from kai import Kai
 from kai_objects import MUTATING
-from product import Product, merged, metrics, tenant, value, wait_running, webhook_away
+from product import PASS, QUERY, Product, merged, metrics, tenant, value, wait_running, webhook_away
 
 from isolator import names
 
 MEMORY = {"gpu-memory": "4096"}
 FRACTION = {"gpu-fraction": "0.25"}
-PASS = "PASS: in-quota allocation succeeded and over-quota allocation failed"
-QUERY = "nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits".split()
 LABEL = names.NODE_LABEL_GPU_MEMORY
 NO_LIMIT = 'KAI set no GPU memory limit for container "main" (is its HAMi-core mode on?)'
 MIB = 1 << 20

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from .charting import CHART, Helm
+from .charting import Helm
 
-DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 NAMES = ("name", "namespace", "serviceAccountName", "app.kubernetes.io/instance", "app.kubernetes.io/name")
 
 

@@ -116,7 +116,7 @@ def other(path: str, default: Any) -> Any:
         return not default
     if isinstance(default, int):
         return default + 1
-    if key in KIND_OF_KEY and not (isinstance(default, int)):
+    if key in KIND_OF_KEY:
         return KIND_OF_KEY[key]
     return ["other"] if isinstance(default, list) else "other"
 

@@ -26,12 +26,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test of a file may have to build images and to install: it gets more than the usual time.
-    Where no cluster can be made nothing is built for one either."""
+    """All tests here need the cluster; where none can be made they are skipped and nothing is built for them.
+    The first test of a file may have to build images and to install: it gets more than the usual time."""
     reason = harness.why_not()
     for item in items:
         if item.path.parent != HERE:
             continue
+        item.add_marker(pytest.mark.cluster)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
         if not item.get_closest_marker("timeout"):
@@ -54,11 +55,8 @@ def worker_index() -> int:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[harness.Cluster]:
-    """A cluster of two nodes, made once. Skips where none can be made; brings nothing of another test along
-    as long as each works in a namespace of its own (fixture `namespace`)."""
-    reason = harness.why_not()
-    if reason:
-        pytest.skip(reason)
+    """A cluster of two nodes, made once; brings nothing of another test along as long as each works in a
+    namespace of its own (fixture `namespace`)."""
     made = harness.Cluster(worker_index())
     made.up()
     yield made

@@ -82,14 +82,8 @@ def installation(mode: rules.Mode) -> list[dict[str, Any]]:
     ]
 
 
-def reservation_pod(node: str, group: str, image: str, whole_gpu: bool = False) -> dict[str, Any]:
-    """A pod as KAI reserves a card with: default scheduler, node given, no annotation of a fraction.
-
-    `whole_gpu`: asks for nvidia.com/gpu, for nodes with a device plugin; other kubelets would refuse it.
-    """
-    container: dict[str, Any] = {"name": "resource-reservation", "image": image}
-    if whole_gpu:
-        container["resources"] = {"limits": {rules.GPU_RESOURCE: "1"}}
+def reservation_pod(node: str, group: str, image: str) -> dict[str, Any]:
+    """A pod as KAI reserves a card with: default scheduler, node given, no annotation of a fraction."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -100,7 +94,7 @@ def reservation_pod(node: str, group: str, image: str, whole_gpu: bool = False) 
         },
         "spec": {
             "nodeName": node,
-            "containers": [container],
+            "containers": [{"name": "resource-reservation", "image": image}],
             "tolerations": [{"operator": "Exists"}],
             "terminationGracePeriodSeconds": 0,
         },

@@ -16,7 +16,6 @@ from steady import LIMIT_BYTES, Steady, component, pinned, process_of
 
 from isolator import names
 
-pytestmark = pytest.mark.cluster
 MOUNT = names.DEFAULT_VGPU_MOUNT
 LIBRARY = f"{MOUNT}/{names.LIBRARY_FILE}"
 WEBHOOK = f"deployment/{names.RELEASE}-webhook"

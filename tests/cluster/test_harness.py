@@ -13,8 +13,6 @@ from baseimages import BUSYBOX
 from doubles import admission
 from harness import Cluster, ClusterError, wait_for
 
-pytestmark = pytest.mark.cluster
-
 
 def pod(name: str, *command: str, node: str = "", **spec: Any) -> dict[str, Any]:
     """A busybox pod that is never restarted."""

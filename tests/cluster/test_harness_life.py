@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from baseimages import BUSYBOX
-from harness import STATE, Cluster, ClusterError, why_not
+from harness import STATE, Cluster, ClusterError
 
-pytestmark = pytest.mark.cluster
 HERE = Path(__file__).parent
 # Far from the indexes that the session's clusters use.
 SPARE = 39
@@ -40,9 +39,6 @@ def traces(folder: str) -> dict[str, list[str]]:
 @pytest.mark.slow
 def test_down_leaves_nothing_behind() -> None:
     """A cluster starts where an earlier run of its index was killed, and leaves nothing when it is down."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
     code = (
         f"import sys; sys.path.insert(0, {str(HERE)!r}); from harness import Cluster\n"
         f"c = Cluster({SPARE}, nodes=1); c.up(); print(c.root, flush=True); sys.stdin.read()"

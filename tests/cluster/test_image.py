@@ -86,7 +86,7 @@ def tenant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     yield unpacked(images.build_tenant_image, tmp_path_factory.mktemp("tenant"))
 
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 
 def test_image_states_version_user_and_entry_point(isolator: Image) -> None:

@@ -14,8 +14,6 @@ from releases import KINDS, package, release, vacated
 
 from isolator import names
 
-pytestmark = pytest.mark.cluster
-
 IN = f"--namespace={NAMESPACE}"
 WEBHOOK = f"{names.RELEASE}-webhook"
 PASSING = ("events", "pods", "controllerrevisions", "endpointslices", "endpoints")

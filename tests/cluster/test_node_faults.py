@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-import pytest
 from harness import Cluster, ClusterError, wait_for
 from nodes import Node
 from product import NAMESPACE, WORKLOADS, component_pods, metrics, series, value
@@ -22,7 +21,6 @@ from steady import (
 
 from isolator import names
 
-pytestmark = pytest.mark.cluster
 MOUNT = names.DEFAULT_VGPU_MOUNT
 SMALL_MIB = 16
 

@@ -17,8 +17,6 @@ from releases import release
 
 from isolator import names
 
-pytestmark = pytest.mark.cluster
-
 Rights = set[tuple[str, str, str]]
 """(resource, name or "", verb)"""
 CONFIGURATIONS = "mutatingwebhookconfigurations.admissionregistration.k8s.io"

@@ -17,7 +17,6 @@ from product import PASS, Product, cache_folder, metrics, tenant, value, wait_ru
 
 from isolator import names
 
-pytestmark = pytest.mark.cluster
 MOUNT = names.DEFAULT_VGPU_MOUNT
 CONTAINERS = f"{MOUNT}/{names.CONTAINERS_DIRECTORY}"
 LIBRARY = f"{MOUNT}/{names.LIBRARY_FILE}"

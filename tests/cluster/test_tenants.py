@@ -15,7 +15,6 @@ from product import STATE, Product, cache_folder, metrics, tenant, value, wait_r
 
 from isolator import names
 
-pytestmark = pytest.mark.cluster
 MOUNT = names.DEFAULT_VGPU_MOUNT
 ROOM = f"hostile-{uuid.uuid4().hex[:8]}"
 LIMIT_MIB, GIB = 4147, 1 << 30

@@ -16,8 +16,6 @@ from pki import Authority
 from product import Product
 from releases import KINDS, Release, release
 
-pytestmark = pytest.mark.cluster
-
 PAIR = ("tls.crt", "tls.key")
 
 

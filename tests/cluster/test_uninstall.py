@@ -16,8 +16,6 @@ from releases import Release, release
 
 from isolator import names
 
-pytestmark = pytest.mark.cluster
-
 GHOST = "ghost"
 LIMIT_S = 15
 

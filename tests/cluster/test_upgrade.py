@@ -19,8 +19,6 @@ from releases import CHART, Release, release
 
 from isolator import names
 
-pytestmark = pytest.mark.cluster
-
 
 @pytest.fixture(scope="module")
 def surroundings(cluster: Cluster) -> Iterator[None]:

@@ -195,10 +195,11 @@ def test_webhook_is_called(cluster: Cluster, namespace: str, way: str) -> None:
             named = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hook"}, "spec": ports}
             cluster.apply([relaying, named], namespace)
             cluster.wait_pod("hook", namespace=namespace)
-            client = {
-                "caBundle": double.ca_bundle,
-                "service": {"name": "hook", "namespace": namespace, "path": "/"},
-            }
+            # A pod is ready a moment before it is an endpoint, and until then a call is an error.
+            ask = ["get", "endpointslices", f"--namespace={namespace}", "-o=jsonpath={..conditions.ready}"]
+            wait_for(lambda: "true" in cluster.kubectl(*ask), 30, "the Service's endpoint")
+            there = {"name": "hook", "namespace": namespace, "path": "/"}
+            client = {"caBundle": double.ca_bundle, "service": there}
         cluster.apply(webhook(namespace, client, namespace))
         name = f"{namespace}.example.com"
 

@@ -112,7 +112,8 @@ void vgpu_give_back(vgpu_core *core, int device, uint64_t bytes, int kind);
  * first (rate-limited). */
 uint64_t vgpu_used(vgpu_core *core, int device);
 
-/* As vgpu_used, without looking for the dead: no system call, never too low. */
+/* As vgpu_used, without looking for the dead and with what is being asked for: no system call, never
+ * too low. */
 uint64_t vgpu_used_roughly(vgpu_core *core, int device);
 
 /* Bytes granted to this process. */

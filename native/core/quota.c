@@ -513,7 +513,11 @@ uint64_t vgpu_used(vgpu_core *core, int device) {
 }
 
 uint64_t vgpu_used_roughly(vgpu_core *core, int device) {
-    return vgpu_bad_device(device) ? 0 : bytes_of(look(core, device).granted);
+    if (vgpu_bad_device(device)) {
+        return 0;
+    }
+    struct sums sums = look(core, device);
+    return bytes_of(sums.granted + sums.undecided);
 }
 
 uint64_t vgpu_used_own(const vgpu_core *core, int device) {

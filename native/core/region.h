@@ -125,7 +125,8 @@ struct vgpu_ext {
     uint32_t slot_high;     /* highest slot ever used + 1; any, grows only */
     uint32_t stirred;       /* grows when memory may have changed hands: its maker is gone; any */
     uint64_t clamped;       /* give-backs that would have gone below zero; any */
-    uint64_t spare2[4];
+    uint64_t estimated;     /* grows when a process leaves a context charged by estimate; any */
+    uint64_t spare2[3];
 
     uint64_t refused[VGPU_MAX_DEVICES];         /* refusals; any */
     uint64_t refused_last_ns[VGPU_MAX_DEVICES]; /* CLOCK_REALTIME of the last; any */

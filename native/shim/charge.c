@@ -4,16 +4,27 @@
 
 /* Reserve, call, settle: the one shape of every charged call. */
 
+bool charge_once(struct process *process, struct device *device, uint64_t bytes, int kind) {
+    if (UNLIKELY(vgpu_charge_quietly(process->core, device->index, bytes, kind)))
+        return false;
+    if (LIKELY(__atomic_load_n(&vgpu_core_ext(process->core)->estimated, __ATOMIC_SEQ_CST) ==
+               __atomic_load_n(&device->estimates, __ATOMIC_RELAXED)) ||
+        settle_estimated(process, device))
+        return true;
+    give_back(process, device, bytes, kind);
+    return false;
+}
+
 CUresult charge(struct process *process, struct device *device, uint64_t bytes, int kind) {
     if (UNLIKELY(process->mode != MODE_ON || device->index < 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (LIKELY(vgpu_charge_quietly(process->core, device->index, bytes, kind) == 0))
+    if (LIKELY(charge_once(process, device, bytes, kind)))
         return CUDA_SUCCESS;
     /* Neither memory that our own pools keep unused, nor what is counted for processes that are gone,
      * is a reason to refuse. */
     bool less = pools_refresh(process, device, true) > 0;
     less |= settle_ghosts_again(process, device);
-    if (less && vgpu_charge_quietly(process->core, device->index, bytes, kind) == 0)
+    if (less && charge_once(process, device, bytes, kind))
         return CUDA_SUCCESS;
     vgpu_refused(process->core, device->index, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;

@@ -23,13 +23,6 @@ int context_primary_active(CUdevice dev) {
     return active != 0;
 }
 
-void context_meet(struct process *process, struct device *device) {
-    /* One that was made unseen is listed rightly. */
-    if (!device->met && context_primary_active(device->ordinal) != 1 && !context_current())
-        settle_foreign(process, device);
-    device->met = true;
-}
-
 static bool is_measured(struct process *process, const struct device *device) {
     return device->index >= 0 &&
            __atomic_load_n(&vgpu_core_ext(process->core)->context_bytes[device->index],
@@ -50,25 +43,23 @@ CUresult birth_begin(struct taking *t, struct process *process, struct device *d
     return result;
 }
 
-void birth_failed(struct device *device) {
-    __atomic_fetch_sub(&device->contexts, 1, __ATOMIC_ACQ_REL);
-}
-
-/* The size of a lone first context is what later processes charge for theirs. Libraries that were
- * loaded before, eagerly, would be in it. */
-void context_measure(struct process *process, struct device *device) {
+/* Libraries that were loaded before, eagerly, come with the first context: what is in them is not for
+ * later, nor for the record. */
+CUresult birth_end(struct taking *t, CUresult result) {
     uint64_t cursor = 0;
     struct vgpu_entry entry;
-    uint64_t *word = &vgpu_core_ext(process->core)->context_bytes[device->index];
-    if (__atomic_load_n(&device->births, __ATOMIC_ACQUIRE) != 1 ||
-        __atomic_load_n(&device->contexts, __ATOMIC_ACQUIRE) != 1 ||
-        vgpu_ledger_next(process->ledger, ENTRY_LIBRARY, &cursor, &entry) == 0 ||
-        settle(process, device, true))
-        return;
-    uint64_t other = __atomic_load_n(&device->other, __ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&device->births, __ATOMIC_ACQUIRE) == 1 && other &&
-        __atomic_load_n(word, __ATOMIC_RELAXED) != other)
-        __atomic_store_n(word, other, __ATOMIC_RELAXED);
+    if (result == CUDA_SUCCESS && __atomic_load_n(&t->device->births, __ATOMIC_ACQUIRE) == 1 &&
+        vgpu_ledger_next(t->process->ledger, ENTRY_LIBRARY, &cursor, &entry) &&
+        settle_later(t->process, t->device)) {
+        taking_keep(t, result);
+        return result;
+    }
+    return taking_end(t, result, false);
+}
+
+void birth_failed(struct device *device) {
+    __atomic_store_n(&device->estimated, false, __ATOMIC_RELEASE);
+    __atomic_fetch_sub(&device->contexts, 1, __ATOMIC_ACQ_REL);
 }
 
 void context_enter(struct process *process, struct device *device, CUcontext context,

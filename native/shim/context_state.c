@@ -179,7 +179,7 @@ static CUresult heap_limit(struct process *process, struct device *device, size_
     uint64_t old = limit_now(CU_LIMIT_MALLOC_HEAP_SIZE, value);
     uint64_t more = value > old ? value - old : 0;
     struct vgpu_entry ahead = {.aux = 0};
-    operation_begin(device);
+    charging_begin(process, device);
     CUresult result = more ? pending_charge(process, device, more) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS) {
         result = CALL_REAL(cuCtxSetLimit, CU_LIMIT_MALLOC_HEAP_SIZE, value);

@@ -7,16 +7,13 @@ bool context_hopeless(CUdevice dev);
 /* 1 active, 0 not, -1 the driver does not say. */
 int context_primary_active(CUdevice dev);
 
-/* Before the first context on a device. Under its context_lock. */
-void context_meet(struct process *process, struct device *device);
-
 /* Charges for a context that is about to be made, and counts it. */
 CUresult birth_begin(struct taking *t, struct process *process, struct device *device,
                      uint64_t bytes);
+/* As taking_end: takes the driver's result and settles, or leaves that for later. */
+CUresult birth_end(struct taking *t, CUresult result);
 /* It was not made, or was undone. */
 void birth_failed(struct device *device);
-/* It was: records what a lone first one took, for the processes after this. */
-void context_measure(struct process *process, struct device *device);
 void context_enter(struct process *process, struct device *device, CUcontext context,
                    uint64_t bytes);
 

@@ -50,7 +50,6 @@ static void adopt(struct process *process, struct device *device, CUcontext cont
     uint64_t estimate = estimate_context(process, device);
     __atomic_fetch_add(&device->contexts, 1, __ATOMIC_ACQ_REL);
     __atomic_fetch_add(&device->births, 2, __ATOMIC_ACQ_REL); /* not measured alone */
-    device->met = true;
     context_enter(process, device, context, estimate);
     if (settle(process, device, true))
         estimate_forced(process, device, estimate);
@@ -92,12 +91,11 @@ void context_adopt(struct process *process, struct device *device) {
 static CUresult retain_first(struct process *process, struct device *device, CUcontext *out) {
     struct taking t;
     CUcontext context = NULL;
-    context_meet(process, device);
     CUresult result = birth_begin(&t, process, device, estimate_context(process, device));
     if (result != CUDA_SUCCESS)
         return result;
     CUresult granted = CALL_REAL(cuDevicePrimaryCtxRetain, &context, device->ordinal);
-    result = taking_end(&t, granted, false);
+    result = birth_end(&t, granted);
     if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS) {
         release_primary(device->ordinal);
         taking_undone(&t);
@@ -106,7 +104,6 @@ static CUresult retain_first(struct process *process, struct device *device, CUc
         birth_failed(device);
         return result;
     }
-    context_measure(process, device);
     context_enter(process, device, context, t.bytes);
     (void)primary_count(process, device, context, 1);
     *out = context;
@@ -244,7 +241,6 @@ static CUresult green_create(struct process *process, struct device *device, CUg
     CUgreenCtx green = NULL;
     bool first = !primary_known(process, device);
     uint64_t bytes = first ? estimate_context(process, device) + GREEN_FIRST : GREEN_NEXT;
-    context_meet(process, device);
     CUresult result =
         first ? birth_begin(&t, process, device, bytes) : taking_begin(&t, process, device, bytes);
     if (result != CUDA_SUCCESS)

@@ -13,16 +13,13 @@ static CUresult creation_begin(struct creation *c, struct process *process, CUde
     c->context = NULL;
     if (!device || process->mode != MODE_ON)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    lock_take(&device->context_lock);
-    context_meet(process, device);
-    lock_leave(&device->context_lock);
     return birth_begin(&c->taking, process, device, estimate_context(process, device));
 }
 
 static CUresult creation_end(struct creation *c, CUcontext *out, CUresult granted) {
     struct process *process = c->taking.process;
     struct device *device = c->taking.device;
-    CUresult result = taking_end(&c->taking, granted, false);
+    CUresult result = birth_end(&c->taking, granted);
     if (granted == CUDA_SUCCESS && result != CUDA_SUCCESS) {
         if (real.cuCtxDestroy_v2)
             (void)CALL_REAL(cuCtxDestroy_v2, c->context);
@@ -34,7 +31,6 @@ static CUresult creation_end(struct creation *c, CUcontext *out, CUresult grante
         birth_failed(device);
         return result;
     }
-    context_measure(process, device);
     context_enter(process, device, c->context, c->taking.bytes);
     *out = c->context;
     return CUDA_SUCCESS;

@@ -59,7 +59,7 @@ static CUresult plan_begin(struct graph_plan *plan, bool sure) {
         struct graph_part *part = &plan->part[i];
         part->credit = 0;
         part->trims = __atomic_load_n(&part->device->trims, __ATOMIC_ACQUIRE);
-        operation_begin(part->device);
+        charging_begin(plan->process, part->device);
         CUresult result = part_begin(part, sure);
         plan->tight |= part->tight;
         if (result != CUDA_SUCCESS) {

@@ -81,6 +81,9 @@ struct device {
     /* Stability of a settle: started in the low half, finished in the high half. */
     uint64_t operations;
 
+    bool estimated; /* its first context is charged by estimate: settle before the next charge */
+    uint64_t estimates; /* ext.estimated when those of others were last counted */
+
     /* Charged and tracked, but not in NVML's figure for us: managed, imported. */
     uint64_t invisible;
 
@@ -96,7 +99,6 @@ struct device {
     uint32_t contexts;        /* live or being made */
     uint32_t births;          /* contexts ever begun */
     uint32_t streams;         /* most at a time: the driver keeps the memory of destroyed ones */
-    bool met;                 /* looked for foreign ids before its first context */
     struct lock context_lock; /* first retain, last release and reset of the primary context */
 };
 
@@ -106,6 +108,7 @@ struct process {
     bool required;                    /* a quota must be enforced in this container */
     bool per_device;                  /* limits differ by device */
     bool foreign_ids;                 /* NVML lists process ids of another namespace */
+    bool known_ids;                   /* it was looked for, and does not */
     uint64_t instance;                /* this run of the container */
     uint32_t shares;                  /* enum share */
     char path[PATH_MAX];              /* region file */
@@ -181,6 +184,8 @@ static inline bool stream_may_capture(CUstream stream) {
 /* Charges and counts; CUDA_ERROR_OUT_OF_MEMORY when refused. Pools of this process that hold
  * unused memory are trimmed before a refusal is final. */
 CUresult charge(struct process *process, struct device *device, uint64_t bytes, int kind);
+/* As charge, without such tries and uncounted; false when it does not fit. */
+bool charge_once(struct process *process, struct device *device, uint64_t bytes, int kind);
 void charge_forced(struct process *process, struct device *device, uint64_t bytes, int kind);
 void give_back(struct process *process, struct device *device, uint64_t bytes, int kind);
 
@@ -195,12 +200,25 @@ static inline void operation_end(struct device *device) {
 /* Charges what lost its maker since we last looked, in this process and in others. */
 void settle_shared(struct process *process, struct device *device);
 
-/* As operation_begin, where a charge follows: first what others left us is charged. */
+/* Brings the charge to NVML's figure for this process. 0; -ENOMEM when that does not fit the
+ * limit and `force` is not set (nothing changed); -ENODATA when NVML does not list us (the estimate
+ * stays). */
+int settle(struct process *process, struct device *device, bool force);
+
+/* What a first context took, where it is charged by estimate. */
+static inline void settle_first(struct process *process, struct device *device) {
+    if (UNLIKELY(__atomic_load_n(&device->estimated, __ATOMIC_ACQUIRE)))
+        (void)settle(process, device, true);
+}
+
+/* As operation_begin, where a charge follows: first what others left us is charged, and what our
+ * first context really took. */
 static inline void charging_begin(struct process *process, struct device *device) {
     if (LIKELY(process->mode == MODE_ON) &&
         UNLIKELY(__atomic_load_n(&vgpu_core_ext(process->core)->flags, __ATOMIC_RELAXED) &
                  VGPU_FLAG_SHARED))
         settle_shared(process, device);
+    settle_first(process, device);
     operation_begin(device);
 }
 
@@ -232,10 +250,14 @@ uint64_t allocation_leave(struct process *process, const struct vgpu_entry *entr
 
 /* ---- what the driver holds beyond the ledger (settle.c) ------------------------------- */
 
-/* Brings the charge to NVML's figure for this process. 0; -ENOMEM when that does not fit the
- * limit and `force` is not set (nothing changed); -ENODATA when NVML does not list us (the estimate
- * stays). */
-int settle(struct process *process, struct device *device, bool force);
+/* Our first context may stay charged as recorded until this process charges anything else: NVML takes
+ * 15 ms to start (measured). True only where a size is recorded and the limit leaves ample room for
+ * what it may be wrong by; false: settle now. Every other process that comes near the limit looks at
+ * us meanwhile. */
+bool settle_later(struct process *process, struct device *device);
+/* After a charge, where somebody was left to an estimate since we last looked: false when the limit
+ * does not hold what they really took. */
+bool settle_estimated(struct process *process, struct device *device);
 
 /* Charges an estimate for what a call is about to take; settle() corrects it after the call. */
 CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes);
@@ -269,9 +291,6 @@ void taking_keep(struct taking *t, CUresult result);
 /* The thread's context is on a device where we saw none being made: the runtime has other ways to
  * the driver. It is charged as found. */
 void context_adopt(struct process *process, struct device *device);
-
-/* Before this process's first context on a device: whoever NVML lists under our id is not us. */
-void settle_foreign(struct process *process, struct device *device);
 
 /* Bytes a first or further context takes: measured in this container, else by size of the card. */
 uint64_t estimate_context(struct process *process, struct device *device);

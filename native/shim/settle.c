@@ -10,14 +10,13 @@
 #include <unistd.h>
 
 #include "freed.h"
+#include "neighbours.h"
 
 /* What the driver takes without saying how much: contexts, images, stacks, local memory. An estimate is
  * charged before the call; after it NVML's figure for this process, less what the ledger tracks,
  * is the truth. */
 
 #define PROCESSES_MAX 4096
-/* Inode of the initial PID namespace (PROC_PID_INIT_INO of the kernel). */
-#define INITIAL_PID_NAMESPACE 0xEFFFFFFCu
 /* At most so often is what is charged for others looked at again before a refusal. */
 #define GHOST_EVERY_NS UINT64_C(50000000)
 /* Measured: 3.9 MiB a multiprocessor on an H200, 2.6 on a T4. */
@@ -59,14 +58,46 @@ static int nvml_device(struct process *process, struct device *device, nvmlDevic
     return 0;
 }
 
-static uint32_t slots_used(struct process *process) {
-    uint32_t high = __atomic_load_n(&vgpu_core_ext(process->core)->slot_high, __ATOMIC_RELAXED);
-    return high < VGPU_MAX_SLOTS ? high : VGPU_MAX_SLOTS;
+static bool read_rows(nvmlDevice_t handle, struct listed *list) {
+    list->count = PROCESSES_MAX;
+    if (real.nvmlDeviceGetComputeRunningProcesses_v3)
+        return CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v3, handle, &list->count,
+                         list->rows) == NVML_SUCCESS;
+    return real.nvmlDeviceGetComputeRunningProcesses_v2 &&
+           CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v2, handle, &list->count, list->rows) ==
+               NVML_SUCCESS;
+}
+
+static bool has_row(const struct listed *list, unsigned int pid) {
+    for (unsigned int i = 0; i < list->count && i < PROCESSES_MAX; i++)
+        if (list->rows[i].pid == pid)
+            return true;
+    return false;
+}
+
+/* Older drivers list ids of the host: they mean nobody in a PID namespace of its own, where ours means
+ * somebody else. One that only ended just now is not in a second list. */
+static void check_ids(struct process *process, const struct device *device, struct listed *list) {
+    unsigned int stranger = 0;
+    if (process->known_ids || !list->count)
+        return;
+    if (neighbours_hidden())
+        for (unsigned int i = 0; !stranger && i < list->count && i < PROCESSES_MAX; i++)
+            if (neighbour_is_stranger((long)list->rows[i].pid))
+                stranger = list->rows[i].pid;
+    if (stranger && read_rows(device->nvml, list) && has_row(list, stranger))
+        process->foreign_ids = true;
+    process->known_ids = __atomic_load_n(&device->contexts, __ATOMIC_ACQUIRE) &&
+                         has_row(list, (unsigned int)getpid());
+}
+
+static void list_free(struct listed *list) {
+    munmap(list->rows, LISTED_BYTES);
 }
 
 static int list_processes(struct process *process, struct device *device, struct listed *list) {
     nvmlDevice_t handle;
-    if (nvml_device(process, device, &handle))
+    if (process->foreign_ids || nvml_device(process, device, &handle))
         return -ENODATA;
     char *room =
         mmap(NULL, LISTED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -74,114 +105,19 @@ static int list_processes(struct process *process, struct device *device, struct
         return -ENODATA;
     list->rows = (nvmlProcessInfo_t *)(void *)room;
     list->granted = (uint64_t *)(void *)(room + ROWS_BYTES);
-    list->count = PROCESSES_MAX;
     for (uint32_t i = 0; i < slots_used(process); i++)
         list->granted[i] = vgpu_used_slot(process->core, (int)i, device->index);
-    nvmlReturn_t result = NVML_ERROR_FUNCTION_NOT_FOUND;
-    if (real.nvmlDeviceGetComputeRunningProcesses_v3)
-        result =
-            CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v3, handle, &list->count, list->rows);
-    else if (real.nvmlDeviceGetComputeRunningProcesses_v2)
-        result =
-            CALL_REAL(nvmlDeviceGetComputeRunningProcesses_v2, handle, &list->count, list->rows);
-    if (result == NVML_SUCCESS)
-        return 0;
-    munmap(room, LISTED_BYTES);
+    if (read_rows(handle, list)) {
+        check_ids(process, device, list);
+        if (!process->foreign_ids)
+            return 0;
+    }
+    list_free(list);
     return -ENODATA;
 }
 
-static void list_free(struct listed *list) {
-    munmap(list->rows, LISTED_BYTES);
-}
-
-/* ---- whose is a listed process ------------------------------------------------------------ */
-
-static uint64_t namespace_of(long pid, const char *kind) {
-    char path[64];
-    struct stat found;
-    snprintf(path, sizeof path, "/proc/%ld/ns/%s", pid, kind);
-    return stat(path, &found) ? 0 : (uint64_t)found.st_ino;
-}
-
-/* The process's id in its own, innermost namespace; 0 when it cannot be read. */
-static long innermost_pid(long pid) {
-    char path[64], line[256];
-    long found = 0;
-    snprintf(path, sizeof path, "/proc/%ld/status", pid);
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file)) {
-        if (strncmp(line, "NSpid:", 6) != 0)
-            continue;
-        const char *last = strrchr(line, '\t');
-        found = last ? strtol(last + 1, NULL, 10) : 0;
-        break;
-    }
-    if (file)
-        fclose(file);
-    return found;
-}
-
-/* The slot of a listed process, or -1. */
-static int slot_of(struct process *process, long pid) {
-    const struct vgpu_hami_region *region = vgpu_core_region(process->core);
-    const struct vgpu_ext *ext = vgpu_core_ext(process->core);
-    uint32_t high = slots_used(process);
-    uint64_t space = namespace_of(getpid(), "pid"), theirs = 0;
-    long inner = 0;
-    for (uint32_t i = 0; i < high; i++) {
-        int32_t slot_pid = region->procs[i].pid;
-        if (slot_pid == 0)
-            continue;
-        if (slot_pid == pid && (ext->info[i].pid_ns == space || ext->info[i].pid_ns == 0))
-            return (int)i;
-        if (ext->info[i].pid_ns == space)
-            continue;
-        if (!theirs) {
-            theirs = namespace_of(pid, "pid");
-            inner = innermost_pid(pid);
-        }
-        if (slot_pid == inner && ext->info[i].pid_ns == theirs)
-            return (int)i;
-    }
-    return -1;
-}
-
-/* Whether the process maps a file whose path ends in `end`, deleted or not, or (`within`) has it in its
- * midst; `unknown` when that cannot be read. */
-static bool maps(long pid, const char *end, bool within, bool unknown) {
-    char path[64], *line = NULL;
-    size_t room = 0;
-    bool found = false;
-    snprintf(path, sizeof path, "/proc/%ld/maps", pid);
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return unknown;
-    while (!found && getline(&line, &room, file) > 0) {
-        const char *name = strchr(line, '/'), *at = name ? strstr(name, end) : NULL;
-        const char *rest = at ? at + strlen(end) : NULL;
-        found = rest && (within || *rest == '\n' || strncmp(rest, " (deleted)", 10) == 0);
-    }
-    free(line);
-    fclose(file);
-    return found;
-}
-
-/* Who maps our region's path, the file deleted or not, is of this container; who has our library and
- * another region is a neighbour. Of others only the container's own PID namespace tells: there NVML
- * lists this container and no other, unless a driver lists host ids, which mean somebody else. */
-static bool is_ours(struct process *process, long pid) {
-    uint64_t theirs = namespace_of(pid, "mnt");
-    bool host = namespace_of(getpid(), "pid") == INITIAL_PID_NAMESPACE;
-    if (!theirs)
-        return process->required && !host;
-    if (theirs != namespace_of(getpid(), "mnt"))
-        return false;
-    if (maps(pid, process->path, false, false))
-        return true;
-    return !host && !maps(pid, "/libvgpu.so", false, false) && maps(pid, "/libcuda.so", true, true);
-}
-
-/* What a process with a slot holds beyond its charge: memory whose maker is gone. */
+/* What a process with a slot holds beyond its charge: memory whose maker is gone, or a context that is
+ * larger than its estimate. */
 static uint64_t excess(struct process *process, struct device *device, const struct listed *list,
                        int slot, uint64_t own) {
     uint64_t granted = vgpu_used_slot(process->core, slot, device->index);
@@ -194,7 +130,8 @@ static uint64_t excess(struct process *process, struct device *device, const str
 static void count_ghosts(struct process *process, struct device *device,
                          const struct listed *list) {
     struct vgpu_ext *ext = vgpu_core_ext(process->core);
-    bool shared = __atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED;
+    bool beyond = (__atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED) ||
+                  __atomic_load_n(&ext->estimated, __ATOMIC_RELAXED);
     uint64_t bytes = 0;
     long self = getpid();
     for (unsigned int i = 0; i < list->count && i < PROCESSES_MAX; i++) {
@@ -202,10 +139,10 @@ static void count_ghosts(struct process *process, struct device *device,
         uint64_t own = list->rows[i].usedGpuMemory;
         if (pid == self)
             continue;
-        int slot = slot_of(process, pid);
+        int slot = neighbour_slot(process, pid);
         if (slot >= 0)
-            bytes += shared ? excess(process, device, list, slot, own) : 0;
-        else if (is_ours(process, pid))
+            bytes += beyond ? excess(process, device, list, slot, own) : 0;
+        else if (neighbour_is_ours(process, pid))
             bytes += own;
     }
     __atomic_store_n(&ext->ghost[device->index], bytes, __ATOMIC_RELAXED);
@@ -213,9 +150,7 @@ static void count_ghosts(struct process *process, struct device *device,
 
 void settle_ghosts(struct process *process, struct device *device) {
     struct listed list;
-    if (process->mode != MODE_ON || device->index < 0 || process->foreign_ids)
-        return;
-    if (list_processes(process, device, &list))
+    if (process->mode != MODE_ON || device->index < 0 || list_processes(process, device, &list))
         return;
     count_ghosts(process, device, &list);
     list_free(&list);
@@ -242,12 +177,11 @@ bool settle_ghosts_again(struct process *process, struct device *device) {
 
 /* ---- the figure --------------------------------------------------------------------------- */
 
-/* NVML's bytes of this process. Older drivers list host ids, where ours names somebody else:
- * whoever is listed before our first context, or with less than we know of, is not us. */
+/* NVML's bytes of this process. */
 static int own_figure(struct process *process, struct device *device, uint64_t *own) {
     struct listed list;
     int result = -ENODATA;
-    if (process->foreign_ids || list_processes(process, device, &list))
+    if (list_processes(process, device, &list))
         return -ENODATA;
     for (unsigned int i = 0; i < list.count && i < PROCESSES_MAX; i++) {
         if (list.rows[i].pid != (unsigned int)getpid())
@@ -259,18 +193,6 @@ static int own_figure(struct process *process, struct device *device, uint64_t *
         count_ghosts(process, device, &list);
     list_free(&list);
     return result;
-}
-
-void settle_foreign(struct process *process, struct device *device) {
-    struct listed list;
-    if (process->mode != MODE_ON || device->index < 0 || process->foreign_ids)
-        return;
-    if (list_processes(process, device, &list))
-        return;
-    for (unsigned int i = 0; i < list.count && i < PROCESSES_MAX; i++)
-        if (list.rows[i].pid == (unsigned int)getpid() && list.rows[i].usedGpuMemory)
-            process->foreign_ids = true;
-    list_free(&list);
 }
 
 static bool quiet(uint64_t operations) {
@@ -307,12 +229,25 @@ static void set_state(struct process *process, enum vgpu_enforcement state) {
         __atomic_store_n(word, (uint32_t)state, __ATOMIC_RELAXED);
 }
 
+/* What a lone first context was found to take is what later processes charge for theirs. */
+static void context_found(struct process *process, struct device *device) {
+    uint64_t *word = &vgpu_core_ext(process->core)->context_bytes[device->index];
+    if (!device->estimated)
+        return;
+    __atomic_store_n(&device->estimated, false, __ATOMIC_RELEASE);
+    if (__atomic_load_n(&device->births, __ATOMIC_ACQUIRE) == 1 && device->other &&
+        __atomic_load_n(word, __ATOMIC_RELAXED) != device->other)
+        __atomic_store_n(word, device->other, __ATOMIC_RELAXED);
+}
+
 static int settle_locked(struct process *process, struct device *device, bool force) {
     uint64_t beyond = 0;
     int result = read_beyond_ledger(process, device, &beyond);
     if (result) {
-        if (result == -ENODATA)
+        if (result == -ENODATA) {
             set_state(process, VGPU_STATE_UNSETTLED);
+            __atomic_store_n(&device->estimated, false, __ATOMIC_RELEASE);
+        }
         return result;
     }
     set_state(process, VGPU_STATE_ENFORCED);
@@ -343,8 +278,50 @@ int settle(struct process *process, struct device *device, bool force) {
         return 0;
     lock_take(&process->settle_lock);
     int result = settle_locked(process, device, force);
+    if (result == 0)
+        context_found(process, device);
     lock_leave(&process->settle_lock);
     return result;
+}
+
+/* ---- a context by estimate ------------------------------------------------------------------ */
+
+static uint64_t context_by_table(const struct device *device) {
+    return CONTEXT_PER_MULTIPROCESSOR * (device->multiprocessors ? device->multiprocessors : 32);
+}
+
+/* Room for a context of each process beside what is charged: a record may be as wrong as that. */
+static bool is_ample(struct process *process, struct device *device) {
+    uint64_t limit = process_limit(process, device);
+    uint64_t margin = context_by_table(device) * slots_used(process);
+    return !limit ||
+           (margin <= limit && vgpu_used_roughly(process->core, device->index) <= limit - margin);
+}
+
+/* How large a context is depends on more than the card (measured: 276 MiB instead of 518 for a client of
+ * MPS), so a recorded size is no certainty. Told first, then looked: of this process and one that charges
+ * meanwhile, one sees the other. */
+bool settle_later(struct process *process, struct device *device) {
+    struct vgpu_ext *ext = vgpu_core_ext(process->core);
+    uint32_t unknown = VGPU_STATE_UNKNOWN;
+    __atomic_store_n(&device->estimated, true, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&ext->estimated, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&ext->context_bytes[device->index], __ATOMIC_RELAXED) ||
+        !is_ample(process, device))
+        return false;
+    (void)__atomic_compare_exchange_n(&ext->state, &unknown, VGPU_STATE_ENFORCED, false,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return true;
+}
+
+bool settle_estimated(struct process *process, struct device *device) {
+    uint64_t now = __atomic_load_n(&vgpu_core_ext(process->core)->estimated, __ATOMIC_SEQ_CST);
+    uint64_t limit = process_limit(process, device);
+    if (is_ample(process, device))
+        return true;
+    settle_ghosts(process, device);
+    __atomic_store_n(&device->estimates, now, __ATOMIC_RELAXED);
+    return vgpu_used(process->core, device->index) <= limit;
 }
 
 /* The dead are looked for here, so that the charge that follows finds none: it could not settle. */
@@ -447,6 +424,7 @@ bool estimate_clear(struct process *process, struct device *device) {
         give_back(process, device, device->other + device->pending, VGPU_KIND_CONTEXT);
         device->other = 0;
         device->pending = 0;
+        __atomic_store_n(&device->estimated, false, __ATOMIC_RELEASE);
     }
     lock_leave(&process->settle_lock);
     return none;
@@ -471,7 +449,7 @@ uint64_t estimate_context(struct process *process, struct device *device) {
                                 __ATOMIC_RELAXED);
     if (known && known < device->total)
         return known;
-    return CONTEXT_PER_MULTIPROCESSOR * (device->multiprocessors ? device->multiprocessors : 32);
+    return context_by_table(device);
 }
 
 /* ---- order of devices ----------------------------------------------------------------------- */

@@ -18,8 +18,9 @@ struct cell {
     uint32_t item; /* number in the pool + 1, 0 = free */
 };
 
+/* One cache line each: among many a lookup misses once here. */
 struct item {
-    struct vgpu_entry entry;
+    _Alignas(64) struct vgpu_entry entry;
     uint32_t next; /* IN_USE, or the next free item + 1 */
 };
 

@@ -62,7 +62,7 @@ def compile_parts(folder: Path) -> tuple[Path, Path]:
     client, empty = folder / "bench_client", folder / "empty.so"
     (folder / "empty.c").write_text("typedef int nothing;\n")
     commands: list[list[str | Path]] = [
-        [compiler, "-O2", "-o", client, ROOT / "bench" / "bench_client.c", "-ldl"],
+        [compiler, "-O2", "-o", client, ROOT / "bench" / "bench_client.c", "-ldl", "-lpthread"],
         [compiler, "-shared", "-fPIC", "-o", empty, folder / "empty.c"],
     ]
     for command in commands:

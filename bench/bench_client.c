@@ -3,9 +3,15 @@
  *
  *   bench_client calls SECONDS OVER    every call, about SECONDS each; OVER MiB are over the quota
  *   bench_client start                 from nothing to a current context, then ends
- *   bench_client first                 what the first calls of a process take */
+ *   bench_client first                 what the first calls of a process take
+ *   bench_client milestones            when (ns of CLOCK_MONOTONIC, and of processor time since the start) there was
+ *                                      a context, an allocation, a finished kernel
+ *   bench_client serve                 told on standard input, one line each, what to measure:
+ *                                      "batch CALL N" (ns a call), "sample CALL N" (ns of each call),
+ *                                      "threads CALL T N" (median and 99th percentile of T threads), "control MIB" */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,6 +53,11 @@ struct properties { /* CUmemAllocationProp */
     F(cuMemMap, (address pointer, size_t bytes, size_t offset, address handle, address flags))     \
     F(cuMemUnmap, (address pointer, size_t bytes))                                                 \
     F(cuMemRelease, (address handle))                                                              \
+    F(cuStreamCreate, (void **stream, unsigned flags))                                             \
+    F(cuStreamBeginCapture_v2, (void *stream, int mode))                                           \
+    F(cuStreamEndCapture, (void *stream, void **graph))                                            \
+    F(cuGraphInstantiateWithFlags, (void **exec, void *graph, address flags))                      \
+    F(cuGraphLaunch, (void *exec, void *stream))                                                   \
     F(cuGetProcAddress_v2, (const char *name, void **function, int version, address flags, int *))
 
 #define F(name, params) static int(*name) params;
@@ -66,6 +77,8 @@ static address live[LIVE];
 static int failed; /* calls that should have succeeded */
 static int (*current)(void **);
 static int (*device_of)(int *);
+static int (*runtime_count)(int *);
+static void *stream, *exec;
 
 static double now(void) {
     struct timespec time;
@@ -95,6 +108,8 @@ BATCH(pair, address pointer, failed += cuMemAlloc_v2(&pointer, size) || cuMemFre
 BATCH(pair_async, address pointer,
       failed += cuMemAllocAsync(&pointer, size, NULL) || cuMemFreeAsync(pointer, NULL),
       failed += cuCtxSynchronize())
+BATCH(count_devices, int count, failed += runtime_count(&count), )
+BATCH(replay, , failed += cuGraphLaunch(exec, stream), failed += cuCtxSynchronize())
 BATCH(refused, address pointer, failed += cuMemAlloc_v2(&pointer, size) != 2, )
 
 static double map_and_back(long n) {
@@ -276,9 +291,187 @@ static void calls(double seconds, size_t over) {
     measure("cuMemAlloc of 1 PiB", refused, seconds / 4);
 }
 
+/* ---- serving ------------------------------------------------------------------------------ */
+
+static void *load_noop(void) {
+    void *module;
+    if (cuModuleLoadData(&module, image) || cuModuleGetFunction(&function, module, "noop"))
+        return NULL;
+    return function;
+}
+
+static int prepare_direct(void) {
+    current = cuCtxGetCurrent;
+    device_of = cuCtxGetDevice;
+    return 1;
+}
+
+static int prepare_proc(void) {
+    *(void **)&current = proc("cuCtxGetCurrent");
+    *(void **)&device_of = proc("cuCtxGetDevice");
+    return current && device_of;
+}
+
+static int prepare_runtime(void) {
+    static const char *const names[] = {"libcudart.so", "libcudart.so.13", "libcudart.so.12"};
+    const char *named = getenv("BENCH_CUDART");
+    void *runtime = named ? dlopen(named, RTLD_NOW) : NULL;
+    for (int i = 0; !runtime && i < 3; i++)
+        runtime = dlopen(names[i], RTLD_NOW);
+    *(void **)&runtime_count = runtime ? dlsym(runtime, "cudaGetDeviceCount") : NULL;
+    return runtime_count != NULL;
+}
+
+static int prepare_launch(void) {
+    return function || load_noop();
+}
+
+static int prepare_graph(void) {
+    void *graph;
+    if (exec)
+        return 1;
+    if (!prepare_launch() || cuStreamCreate(&stream, 1) || cuStreamBeginCapture_v2(stream, 2))
+        return 0;
+    for (int i = 0; i < 100; i++)
+        failed += cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+    return !cuStreamEndCapture(stream, &graph) && !cuGraphInstantiateWithFlags(&exec, graph, 0);
+}
+
+static int prepare_map(void) {
+    return reserved || !cuMemAddressReserve(&reserved, size, 0, 0, 0);
+}
+
+static int prepare_many(void) {
+    for (int i = 0; i < LIVE; i++)
+        if (!live[i] && cuMemAlloc_v2(&live[i], 64 << 10))
+            return 0;
+    return 1;
+}
+
+static const struct call {
+    const char *name;
+    double (*batch)(long);
+    int (*prepare)(void);
+    size_t size;
+} served[] = {
+    {"get_current", get_current, prepare_direct, 0},
+    {"get_device", get_device, prepare_direct, 0},
+    {"get_current_proc", get_current, prepare_proc, 0},
+    {"get_device_proc", get_device, prepare_proc, 0},
+    {"runtime_count", count_devices, prepare_runtime, 0},
+    {"launch", launch, prepare_launch, 0},
+    {"graph", replay, prepare_graph, 0},
+    {"info", get_info, NULL, 0},
+    {"pair_1k", pair, NULL, 1 << 10},
+    {"pair_2m", pair, NULL, 2 << 20},
+    {"pair_256m", pair, NULL, 256 << 20},
+    {"pair_async", pair_async, NULL, 2 << 20},
+    {"map", map_and_back, prepare_map, 2 << 20},
+    {"free_many", free_among_many, prepare_many, 0},
+    {"refused", refused, NULL, (size_t)1 << 43},
+};
+
+static const struct call *call_of(const char *name) {
+    for (size_t i = 0; i < sizeof served / sizeof *served; i++)
+        if (!strcmp(name, served[i].name)) {
+            size = served[i].size;
+            return !served[i].prepare || served[i].prepare() ? &served[i] : NULL;
+        }
+    return NULL;
+}
+
+struct worker {
+    pthread_t thread;
+    const struct call *call;
+    void *context;
+    double *times;
+    long n;
+};
+
+static void *work(void *argument) {
+    struct worker *worker = argument;
+    failed += cuCtxSetCurrent(worker->context);
+    for (long i = 0; i < worker->n; i++)
+        worker->times[i] = worker->call->batch(1) * 1e9;
+    return NULL;
+}
+
+static void in_threads(const struct call *call, long count, long n) {
+    struct worker workers[256];
+    double *times = calloc((size_t)(count * n), sizeof *times);
+    void *context = NULL;
+    if (count < 1 || count > 256 || n < 1 || !times || cuCtxGetCurrent(&context))
+        return;
+    for (long i = 0; i < count; i++) {
+        workers[i] =
+            (struct worker){.call = call, .context = context, .times = times + i * n, .n = n};
+        failed += pthread_create(&workers[i].thread, NULL, work, &workers[i]);
+    }
+    for (long i = 0; i < count; i++)
+        pthread_join(workers[i].thread, NULL);
+    qsort(times, (size_t)(count * n), sizeof *times, by_value);
+    printf("%.1f %.1f", times[count * n / 2], times[count * n / 100 * 99]);
+    free(times);
+}
+
+static void answer(const char *line) {
+    char name[64];
+    long n = 0, threads = 0;
+    size_t over = 0;
+    address granted = 0;
+    int before = failed;
+    const struct call *call = NULL;
+    if (sscanf(line, "control %zu", &over) == 1) {
+        int result = cuMemAlloc_v2(&granted, over << 20);
+        failed += !result && cuMemFree_v2(granted);
+        printf("%d", result);
+    } else if (sscanf(line, "batch %63s %ld", name, &n) == 2 && (call = call_of(name))) {
+        double spent = call->batch(n);
+        if (failed == before)
+            printf("%.3f", spent / (double)n * 1e9);
+    } else if (sscanf(line, "sample %63s %ld", name, &n) == 2 && (call = call_of(name))) {
+        for (long i = 0; i < n; i++)
+            printf("%.0f ", call->batch(1) * 1e9);
+    } else if (sscanf(line, "threads %63s %ld %ld", name, &threads, &n) == 3 &&
+               (call = call_of(name))) {
+        in_threads(call, threads, n);
+    }
+    failed = before;
+    printf("\n");
+    fflush(stdout);
+}
+
+static void serve(void) {
+    char line[256];
+    while (fgets(line, sizeof line, stdin))
+        answer(line);
+}
+
+static void milestone(const char *name) {
+    struct timespec wall, cpu;
+    clock_gettime(CLOCK_MONOTONIC, &wall);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+    printf("%s %.0f %.0f\n", name, (double)wall.tv_sec * 1e9 + (double)wall.tv_nsec,
+           (double)cpu.tv_sec * 1e9 + (double)cpu.tv_nsec);
+}
+
+static void milestones(void) {
+    address pointer;
+    milestone("context");
+    failed += cuMemAlloc_v2(&pointer, 2 << 20);
+    milestone("allocation");
+    failed += !load_noop() || cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) ||
+              cuCtxSynchronize();
+    milestone("kernel");
+}
+
 int main(int argc, char **argv) {
     if (argc < 2 || start(!strcmp(argv[1], "first")))
         return 1;
+    if (!strcmp(argv[1], "serve"))
+        serve();
+    if (!strcmp(argv[1], "milestones"))
+        milestones();
     if (argc == 4 && !strcmp(argv[1], "calls"))
         calls(atof(argv[2]), (size_t)atol(argv[3]) << 20);
     if (failed)

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""What the library costs and holds on a real GPU: every O and Q figure, bare, with an empty preload, with libvgpu.so.
+
+    python3 -m bench.gpu                         everything, into docs/
+    python3 -m bench.gpu --only O4,Q1 --quick    some of it, for a look
+
+The arms are live processes told in turn to run one small batch, forth and back, because a machine's speed drifts; a
+row gives the medians, their ratio and its 95 % bootstrap interval. Needs the built library, Python and a C compiler;
+torch for whole programs, matplotlib for the plot. Exit status 1 where a goal is missed, 2 where nothing could be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import calls, programs, quota
+from .arms import prepare
+from .report import BenchError, Context, Row, plot, table, write
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DRIVER_FOLDERS = (
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+)
+
+CALLS: dict[str, tuple[Callable[..., Iterator[Row]], ...]] = {
+    "O1": (calls.calls,),
+    "O2": (calls.calls, calls.launches_with_share),
+    "O3": (calls.calls,),
+    "O4": (calls.calls,),
+    "O5": (calls.starts, calls.first_of_container),
+    "O6": (calls.threads,),
+    "O8": (calls.footprint,),
+}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine(), platform.machine())
+    parser = argparse.ArgumentParser(prog="bench.gpu", description="O and Q figures on a real GPU")
+    lib = os.environ.get("LIBVGPU") or ROOT / "isolator" / "lib" / machine / "libvgpu.so"
+    parser.add_argument("--lib", type=Path, default=Path(lib))
+    parser.add_argument("--driver", type=Path, help="folder of libcuda.so.1")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs", help="where gpu.json, gpu.md and the plot go"
+    )
+    parser.add_argument("--only", default="", help="ids, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="few rounds")
+    options = parser.parse_args(arguments)
+    found = options.driver or next(
+        (Path(f) for f in DRIVER_FOLDERS if (Path(f) / "libcuda.so.1").exists()), None
+    )
+    if not options.lib.is_file():
+        raise BenchError(f"{options.lib} is missing: run 'make build'")
+    if found is None or not (found / "libcuda.so.1").exists():
+        raise BenchError("no libcuda.so.1 found: --driver names its folder")
+    options.driver = found.resolve()
+    options.lib = options.lib.resolve()
+    options.only = {word.strip() for word in options.only.split(",") if word.strip()}
+    return options
+
+
+def about(options: argparse.Namespace) -> dict[str, str]:
+    """What was measured, where and when."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    commit = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+
+    def said(command: list[str]) -> str:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        except OSError:
+            return "unknown"
+        return (
+            done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else "unknown"
+        )
+
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "GPU and driver": said(query),
+        "commit": os.environ.get("COMMIT") or said(commit),
+        "kernel": platform.release(),
+        "rounds": "few" if options.quick else "all",
+    }
+
+
+def measure(context: Context, only: set[str]) -> Iterator[Row]:
+    """The rows that were asked for, in order of their ids."""
+    client = prepare(context)
+    wanted = [part for row_id, parts in CALLS.items() if not only or row_id in only for part in parts]
+    for part in dict.fromkeys(wanted):
+        yield from part(context, client)
+    if not only or "O7" in only:
+        yield from programs.rows(context)
+    yield from quota.rows(context, only)
+
+
+def main(arguments: list[str]) -> int:
+    """Measures, prints, writes."""
+    found: list[Row] = []
+    try:
+        options = parse(arguments)
+        with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+            context = Context(options.lib, options.driver, Path(folder), options.quick)
+            for row in measure(context, options.only):
+                found.append(row)
+                print(" | ".join(cell for cell in row.cells() if cell), flush=True)
+            if not options.only:
+                samples = calls.latencies(context, context.folder / "bench_client")
+                said = plot(samples, options.out / "gpu-latency.svg")
+                print(said or f"plot: {options.out / 'gpu-latency.svg'}")
+    except (BenchError, OSError, subprocess.TimeoutExpired) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    found.sort(key=lambda row: row.id or "Z")
+    write(found, about(options), options.out)
+    print(table(found))
+    missed = [row.name for row in found if row.met is False]
+    if missed:
+        print(f"bench: missed: {'; '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

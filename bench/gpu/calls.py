@@ -1,0 +1,231 @@
+"""What driver calls, starts and threads cost beside a bare program (O1 to O6, O8)."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .arms import Arm, batch_size, environments, interleave, live
+from .report import ARMS, BenchError, Context, Row, compared
+
+LIMIT, OVER = "8192m", 10_240
+CALLS_AT_ONCE = 0.001  # seconds a batch takes
+Values = dict[str, list[float]]
+
+# id, name, key of the client, target, allowed ratio, allowed ns
+CALLS = (
+    ("O1", "cuCtxGetCurrent, dlsym", "get_current", "+2 ns", None, 2),
+    ("O1", "cuCtxGetDevice, dlsym", "get_device", "+2 ns", None, 2),
+    ("O1", "cuCtxGetCurrent, cuGetProcAddress", "get_current_proc", "+2 ns", None, 2),
+    ("O1", "cuCtxGetDevice, cuGetProcAddress", "get_device_proc", "+2 ns", None, 2),
+    ("O1", "cudaGetDeviceCount", "runtime_count", "+2 ns", None, 2),
+    ("O2", "launch of an empty kernel", "launch", "+2 ns or 1.002", 1.002, 2),
+    ("O3", "replay of a graph of 100 kernels", "graph", "1.002", 1.002, None),
+    ("O4", "cuMemAlloc + cuMemFree, 1 KiB", "pair_1k", "1.01 or +250 ns", 1.01, 250),
+    ("O4", "cuMemAlloc + cuMemFree, 2 MiB", "pair_2m", "1.01 or +250 ns", 1.01, 250),
+    ("O4", "cuMemAlloc + cuMemFree, 256 MiB", "pair_256m", "1.01 or +250 ns", 1.01, 250),
+    ("O4", "cuMemAllocAsync + cuMemFreeAsync, 2 MiB", "pair_async", "+120 ns", None, 120),
+    ("O4", "cuMemCreate, map, unmap, release, 2 MiB", "map", "1.01 or +250 ns", 1.01, 250),
+    ("O4", "cuMemFree, 20,000 live blocks", "free_many", "1.05", 1.05, None),
+    ("", "cuMemGetInfo", "info", "", None, None),
+)
+# Every free of this one allocates anew off the clock.
+SLOW = {"free_many": 0.004, "pair_256m": 0.004}
+
+
+def control(arms: dict[str, Arm]) -> None:
+    """An arm counts only if the quota is in force in the library's and nowhere else."""
+    found = {name: arm.ask(f"control {OVER}") for name, arm in arms.items()}
+    expected = {name: [2.0] if name.startswith("shim") else [0.0] for name in arms}
+    if found != expected:
+        raise BenchError(f"interception control failed: {OVER} MiB gave {found}: no figure counts")
+
+
+def calls(context: Context, client: Path) -> Iterator[Row]:
+    """A row for each call."""
+    rounds = 15 if context.quick else 150
+    with live([str(client), "serve"], environments(context, LIMIT)) as arms:
+        control(arms)
+        for row_id, name, key, target, ratio, added in CALLS:
+            row = Row(row_id, name, "ns", target)
+            count = batch_size(arms["bare"], key, SLOW.get(key, CALLS_AT_ONCE))
+            values = interleave(arms, f"batch {key} {count}", rounds) if count else {}
+            if values:
+                yield compared(row, values, ratio, added)
+            else:
+                row.note = "not measured: the call cannot be made here"
+                yield row
+        control(arms)
+
+
+def launches_with_share(context: Context, client: Path) -> Iterator[Row]:
+    """The launch with a compute share set: it is recorded and not enforced, and must cost nothing."""
+    made = environments(context, LIMIT)
+    made["shim"] = context.environment("shim", LIMIT, "share.cache") | {
+        "CUDA_DEVICE_SM_LIMIT": "100",
+        "LIBCUDA_LOG_LEVEL": "0",
+    }
+    with live([str(client), "serve"], made) as arms:
+        control(arms)
+        count = batch_size(arms["bare"], "launch", CALLS_AT_ONCE)
+        values = interleave(arms, f"batch launch {count}", 15 if context.quick else 150)
+        row = Row("O2", "launch with CUDA_DEVICE_SM_LIMIT=100", "ns", "1.02 or +60 ns")
+        yield compared(row, values, 1.02, 60)
+
+
+def latencies(context: Context, client: Path) -> dict[str, Values]:
+    """Nanoseconds of single calls by arm, for the plot."""
+    names = {"cuMemAlloc + cuMemFree, 2 MiB": "pair_2m", "launch of an empty kernel": "launch"}
+    found: dict[str, Values] = {name: {arm: [] for arm in ARMS} for name in names}
+    with live([str(client), "serve"], environments(context, LIMIT)) as arms:
+        for name, key in names.items():
+            for _ in range(5 if context.quick else 40):
+                for arm in (*ARMS, *reversed(ARMS)):
+                    found[name][arm] += arms[arm].ask(f"sample {key} 100")
+    return found
+
+
+def threads(context: Context, client: Path) -> Iterator[Row]:
+    """The 99th percentile of single calls in 32 threads at once."""
+    cores = os.sched_getaffinity(0)
+    with live([str(client), "serve"], environments(context, LIMIT), cores) as arms:
+        for key, name in (
+            ("get_device", "cuCtxGetDevice"),
+            ("launch", "launch"),
+            ("pair_2m", "cuMemAlloc + cuMemFree, 2 MiB"),
+            ("pair_async", "cuMemAllocAsync + cuMemFreeAsync"),
+        ):
+            count = 50 if key.startswith("pair") else 200
+            values = interleave(arms, f"threads {key} 32 {count}", 5 if context.quick else 25, figure=1)
+            if values:
+                row = Row("O6", f"{name}, 32 threads, 99th percentile", "ns", "1.05")
+                yield compared(row, values, 1.05)
+
+
+# ---- starts ---------------------------------------------------------------------------------------
+
+MILESTONES = ("context", "allocation", "kernel")
+
+
+def start(client: Path, env: dict[str, str]) -> dict[str, float]:
+    """Milliseconds from before the process is made to each milestone, and of processor time."""
+    began = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    done = subprocess.run([str(client), "milestones"], env=env, capture_output=True, text=True, timeout=120)
+    if done.returncode or done.stderr:
+        raise BenchError(f"the client ended with {done.returncode}: {done.stderr.strip()}")
+    found = {}
+    for line in done.stdout.splitlines():
+        name, wall, cpu = line.split()
+        found[name] = (float(wall) - began) / 1e6
+        found[f"{name} cpu"] = float(cpu) / 1e6
+    return found
+
+
+def first_calls(client: Path, env: dict[str, str]) -> dict[str, float]:
+    """Milliseconds of the first calls of a process."""
+    done = subprocess.run([str(client), "first"], env=env, capture_output=True, text=True, timeout=120)
+    rows = (line.rpartition(" ") for line in done.stdout.splitlines())
+    return {name: float(value) / 1e6 for name, _, value in rows}
+
+
+def starts(context: Context, client: Path) -> Iterator[Row]:
+    """From nothing to a context, an allocation and a kernel, in a container that had a CUDA process before."""
+    made = environments(context, LIMIT)
+    values: dict[str, Values] = {}
+    for _ in range(2 if context.quick else 14):
+        seen: dict[str, Values] = {}
+        for arm in (*ARMS, *reversed(ARMS)):
+            for name, value in (start(client, made[arm]) | first_calls(client, made[arm])).items():
+                seen.setdefault(name, {}).setdefault(arm, []).append(value)
+        for name, by_arm in seen.items():
+            for arm, pair in by_arm.items():
+                values.setdefault(name, {}).setdefault(arm, []).append(statistics.mean(pair))
+    row = Row("O5", "process start to current context", "ms", "1.01 or +2 ms")
+    yield compared(row, values["context"], 1.01, 2)
+    yield compared(Row("O5", "process start to first allocation", "ms", ""), values["allocation"])
+    yield compared(Row("O5", "process start to first kernel done", "ms", ""), values["kernel"])
+    yield compared(Row("O5", "the same, processor time to the context", "ms", ""), values["context cpu"])
+    yield compared(Row("O5", "the same, processor time to the kernel", "ms", ""), values["kernel cpu"])
+    row = Row("O5", "first cuInit", "ms", "+0.2 ms")
+    yield compared(row, values["first cuInit"], added=0.2)
+    row = Row("O5", "first primary context", "ms", "1.005")
+    yield compared(row, values["first primary context"], 1.005)
+
+
+def first_of_container(context: Context, client: Path) -> Iterator[Row]:
+    """The start of the process that makes the region file, which asks NVML at once."""
+    values: Values = {arm: [] for arm in ARMS}
+    for _ in range(2 if context.quick else 8):
+        seen: Values = {arm: [] for arm in ARMS}
+        for arm in (*ARMS, *reversed(ARMS)):
+            (context.folder / "fresh.cache").unlink(missing_ok=True)
+            seen[arm].append(start(client, context.environment(arm, LIMIT, "fresh.cache"))["context"])
+        for arm, pair in seen.items():
+            values[arm].append(statistics.mean(pair))
+    yield compared(Row("O5", "start to context, first process of a container", "ms", ""), values)
+
+
+# ---- footprint --------------------------------------------------------------------------------------
+
+
+def private_kib(pid: int, names: str) -> float:
+    """KiB that the mappings of files named so hold of their own (Pss)."""
+    total, mine = 0.0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            mine = re.search(names, line) is not None
+        elif mine and line.startswith("Pss:"):
+            total += float(line.split()[1])
+    return total
+
+
+def _status(pid: int, field: str) -> float:
+    text = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(rf"^{field}:\s+(\d+)", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def footprint(context: Context, client: Path) -> Iterator[Row]:
+    """Memory, threads and idle processor time of a process with a context."""
+    anonymous: Values = {arm: [] for arm in ARMS}
+    held, count, idle = 0.0, {}, {}
+    for _ in range(2 if context.quick else 7):
+        with live([str(client), "serve"], environments(context, LIMIT)) as arms:
+            control(arms)
+            for name, arm in arms.items():
+                anonymous[name].append(_status(arm.process.pid, "RssAnon"))
+                count[name] = _status(arm.process.pid, "Threads")
+            held = private_kib(arms["shim"].process.pid, r"libvgpu\.so|bench\.cache")
+    with live([str(client), "serve"], environments(context, LIMIT)) as arms:
+        control(arms)
+        began = {name: _ticks(arm.process.pid) for name, arm in arms.items()}
+        time.sleep(1 if context.quick else 10)
+        idle = {name: _ticks(arm.process.pid) - began[name] for name, arm in arms.items()}
+    row = Row("O8", "library and region in memory, beside the change of anonymous memory", "KiB", "1,024")
+    row.bare, row.empty = 0.0, 0.0
+    grown = statistics.median(s - b for s, b in zip(anonymous["shim"], anonymous["bare"], strict=True))
+    row.shim = held + max(0.0, grown)
+    row.met, row.note = row.shim <= 1024, f"anonymous memory changed by {grown:+.0f} KiB"
+    yield row
+    row = Row("O8", "threads", "", "+0", *(count[arm] for arm in ARMS))
+    row.met = count["shim"] == count["bare"]
+    yield row
+    row = Row("O8", "processor time in idle seconds", "ticks", "+0", *(float(idle[arm]) for arm in ARMS))
+    row.met = idle["shim"] <= idle["bare"]
+    yield row
+
+
+def _ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def rows(context: Context, client: Path) -> Iterator[Row]:
+    """All of them."""
+    for part in (calls, launches_with_share, starts, first_of_container, threads, footprint):
+        yield from part(context, client)

@@ -25,8 +25,9 @@ CALLS = (
     ("O1", "cuCtxGetDevice, cuGetProcAddress", "get_device_proc", "+2 ns", None, 2),
     ("O1", "cudaGetDeviceCount", "runtime_count", "+2 ns", None, 2),
     ("O2", "launch of an empty kernel", "launch", "+2 ns or 1.002", 1.002, 2),
+    ("O2", "launch of no kernel, refused by the driver", "launch_nothing", "+2 ns", None, 2),
     ("O3", "replay of a graph of 100 kernels", "graph", "1.002", 1.002, None),
-    ("O4", "cuMemAlloc + cuMemFree, 1 KiB", "pair_1k", "1.01 or +250 ns", 1.01, 250),
+    ("O4", "cuMemAlloc + cuMemFree, 1 KiB, in a block with others", "pair_1k", "1.01 or +250 ns", 1.01, 250),
     ("O4", "cuMemAlloc + cuMemFree, 2 MiB", "pair_2m", "1.01 or +250 ns", 1.01, 250),
     ("O4", "cuMemAlloc + cuMemFree, 256 MiB", "pair_256m", "1.01 or +250 ns", 1.01, 250),
     ("O4", "cuMemAllocAsync + cuMemFreeAsync, 2 MiB", "pair_async", "+120 ns", None, 120),
@@ -34,8 +35,9 @@ CALLS = (
     ("O4", "cuMemFree, 20,000 live blocks", "free_many", "1.05", 1.05, None),
     ("", "cuMemGetInfo", "info", "", None, None),
 )
-# Every free of this one allocates anew off the clock.
-SLOW = {"free_many": 0.004, "pair_256m": 0.004}
+# Seconds of a batch, where its first call differs from the others: a pool grows once, a free of this one allocates anew
+# off the clock.
+SLOW = {"free_many": 0.004, "pair_256m": 0.004, "pair_async": 0.02}
 
 
 def control(arms: dict[str, Arm]) -> None:
@@ -151,8 +153,9 @@ def starts(context: Context, client: Path) -> Iterator[Row]:
     yield compared(Row("O5", "process start to first kernel done", "ms", ""), values["kernel"])
     yield compared(Row("O5", "the same, processor time to the context", "ms", ""), values["context cpu"])
     yield compared(Row("O5", "the same, processor time to the kernel", "ms", ""), values["kernel cpu"])
-    row = Row("O5", "first cuInit", "ms", "+0.2 ms")
-    yield compared(row, values["first cuInit"], added=0.2)
+    row = Row("O5", "the library's own start: a first cuInit that the driver refuses at once", "ms", "+0.2 ms")
+    yield compared(row, values["first call"], added=0.2)
+    yield compared(Row("O5", "first cuInit", "ms", ""), values["first cuInit"])
     row = Row("O5", "first primary context", "ms", "1.005")
     yield compared(row, values["first primary context"], 1.005)
 

@@ -141,6 +141,10 @@ void vgpu_ledger_free(vgpu_ledger *ledger);
 int vgpu_ledger_put(vgpu_ledger *ledger, const struct vgpu_entry *entry);
 /* Removes and copies out. -ENOENT. */
 int vgpu_ledger_take(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out);
+/* As vgpu_ledger_take, and brings another entry, which will be asked for soon, into the processor's
+ * cache. */
+int vgpu_ledger_take_with(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out,
+                          int soon_kind, uint64_t soon_key);
 /* Copies out. -ENOENT. */
 int vgpu_ledger_get(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out);
 /* Adds to aux and aux2 of an entry in one step and copies the result out. -ENOENT. */

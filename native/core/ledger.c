@@ -193,6 +193,29 @@ int vgpu_ledger_take(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_en
     return rc;
 }
 
+/* Among many entries each look is a miss or two: those of the second overlap with the first, and with
+ * what the caller does before it asks. */
+int vgpu_ledger_take_with(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out,
+                          int soon_kind, uint64_t soon_key) {
+    uint32_t soon = hash_of(soon_kind, soon_key);
+    int rc = -ENOENT;
+
+    vgpu_lock(&ledger->lock);
+    struct cell *near = &ledger->cells[soon & ledger->mask];
+    __builtin_prefetch(near, 1);
+    struct cell *cell = find(ledger, kind, key);
+    if (cell->item) {
+        *out = *entry_of(ledger, cell);
+        erase(ledger, cell);
+        rc = 0;
+        if (near->item) {
+            __builtin_prefetch(&ledger->pool[near->item - 1], 1);
+        }
+    }
+    vgpu_unlock(&ledger->lock);
+    return rc;
+}
+
 int vgpu_ledger_get(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out) {
     return vgpu_ledger_add(ledger, kind, key, 0, 0, out);
 }

@@ -55,8 +55,7 @@ static void doomed_take(struct doomed *d, struct process *process, struct device
 
 void doomed_begin(struct doomed *d, struct process *process, struct device *device,
                   uint64_t context, bool primary) {
-    static const int kinds[] = {ENTRY_POINTER, ENTRY_FREED, ENTRY_MANAGED, ENTRY_ARRAY,
-                                ENTRY_MODULE};
+    static const int kinds[] = {ENTRY_POINTER, ENTRY_FREED, ENTRY_ARRAY, ENTRY_MODULE};
     *d = (struct doomed){.count = 0};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         doomed_take(d, process, device, kinds[i], context, primary);
@@ -67,9 +66,9 @@ static uint64_t doomed_give_back(struct doomed *d, struct process *process, stru
     uint64_t data = 0, managed = 0, estimates = 0;
     for (uint64_t i = 0; i < d->count; i++) {
         const struct vgpu_entry *entry = &d->rows[i];
-        if (entry->kind == ENTRY_POINTER)
+        if (entry->kind == ENTRY_POINTER && entry->aux)
             data += allocation_leave(process, entry);
-        else if (entry->kind == ENTRY_MANAGED)
+        else if (entry->kind == ENTRY_POINTER)
             managed += entry->bytes;
         else if (entry->kind == ENTRY_MODULE)
             estimates += entry->bytes;

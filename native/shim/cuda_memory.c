@@ -121,7 +121,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
         invisible_add(device, (int64_t)charged);
         result = CALL_REAL(cuMemAllocManaged, &address, bytesize, flags);
         struct vgpu_entry entry = {.key = address,
-                                   .kind = ENTRY_MANAGED,
+                                   .kind = ENTRY_POINTER,
                                    .bytes = charged,
                                    .device = device->ordinal,
                                    .aux2 = context_current()};
@@ -152,8 +152,8 @@ struct release {
 /* Takes the entry out before the driver call: the address may be another thread's at once. */
 static void release_begin(struct release *r, struct process *process, uint64_t address) {
     r->device = NULL;
-    if (vgpu_ledger_take(process->ledger, ENTRY_POINTER, address, &r->entry) &&
-        vgpu_ledger_take(process->ledger, ENTRY_MANAGED, address, &r->entry))
+    if (vgpu_ledger_take_with(process->ledger, ENTRY_POINTER, address, &r->entry, ENTRY_BLOCK,
+                              address >> GRANULE_SHIFT))
         return;
     r->device = process_device(process, r->entry.device);
     operation_begin(r->device);
@@ -167,7 +167,7 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
     }
     if (result != CUDA_SUCCESS) {
         (void)vgpu_ledger_put(process->ledger, &r->entry);
-    } else if (r->entry.kind == ENTRY_POINTER) {
+    } else if (r->entry.aux) {
         uint64_t bytes = allocation_leave(process, &r->entry);
         if (r->ordered)
             freed_add(process, &r->entry, r->stream, bytes);

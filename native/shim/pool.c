@@ -325,13 +325,13 @@ static void set_charged(struct pool *pool, uint64_t bytes) {
 /* Graph memory that was uploaded and not launched yet would be trimmed by a refusal. */
 CUresult pool_announce(struct pool *pool, uint64_t bytes) {
     struct process *process = pool->process;
-    CUresult result;
-    if (pool->kind != POOL_GRAPH)
+    CUresult result = CUDA_SUCCESS;
+    if (pool->kind != POOL_GRAPH) {
         result = charge(process, pool->device, bytes, VGPU_KIND_DATA);
-    else
-        result = vgpu_charge(process->core, pool->device->index, bytes, VGPU_KIND_DATA)
-                     ? CUDA_ERROR_OUT_OF_MEMORY
-                     : CUDA_SUCCESS;
+    } else if (!charge_once(process, pool->device, bytes, VGPU_KIND_DATA)) {
+        vgpu_refused(process->core, pool->device->index, bytes);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
     if (result == CUDA_SUCCESS) {
         lock(process);
         pool->credits += bytes;
@@ -434,10 +434,12 @@ uint64_t pools_refresh(struct process *process, struct device *device, bool trim
         return back;
     struct pool *pool = __atomic_load_n(&pools.first, __ATOMIC_ACQUIRE);
     for (; pool; pool = pool->next) {
+        /* A trim is for what can be given back. */
+        if (trim && !__atomic_load_n(&pool->charged, __ATOMIC_RELAXED))
+            continue;
         if (!hold(process, device, pool))
             continue;
-        if (trim && __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) &&
-            (pool->kind == POOL_GRAPH || pool_unused(pool)))
+        if (trim && (pool->kind == POOL_GRAPH || pool_unused(pool)))
             pool_trim(pool);
         back += refresh_held(process, pool);
     }

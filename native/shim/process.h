@@ -32,12 +32,12 @@ enum process_mode {
 /* Ordinals we keep a record for: more than the layout's devices, so that the refusal is ours. */
 #define MAX_ORDINALS 64
 
-/* Ledger kinds: what an entry's key is, and what aux and aux2 mean. Of POINTER, MANAGED, ARRAY and
- * MODULE aux2 is the context that they die with. */
+/* Ledger kinds: what an entry's key is, and what aux and aux2 mean. Of POINTER, ARRAY and MODULE
+ * aux2 is the context that they die with. */
 enum ledger_kind {
-    ENTRY_POINTER = 1, /* address; bytes = in blocks of its own, aux = bytes asked for */
+    ENTRY_POINTER = 1, /* address; bytes = in blocks of its own, aux = bytes asked for; of managed
+                          memory bytes = all, aux = 0 */
     ENTRY_BLOCK,       /* address >> GRANULE_SHIFT of a block that may be shared; aux = pieces */
-    ENTRY_MANAGED,     /* address */
     ENTRY_ARRAY,       /* CUarray or CUmipmappedArray */
     ENTRY_EXTERNAL,    /* CUexternalMemory */
     ENTRY_HANDLE,   /* CUmemGenericAllocationHandle; bytes = id of its backing, aux = references */

@@ -1,0 +1,22 @@
+"""Convolutions whose search for an algorithm wants more work space than the quota leaves."""
+
+import torch
+from past import result
+from torch_common import past_the_quota
+
+torch.backends.cudnn.benchmark = True
+torch.use_deterministic_algorithms(False)
+torch.backends.cudnn.allow_tf32 = False
+data = torch.randn(64, 128, 56, 56, device="cuda", requires_grad=True)
+layer = torch.nn.Conv2d(128, 128, 3, padding=1).cuda()
+free = torch.cuda.mem_get_info()[0]
+# Nearly everything is taken, on the whole card as under a quota.
+filler = torch.empty(max(0, free - (700 << 20)), dtype=torch.uint8, device="cuda")
+out = layer(data)
+out.sum().backward()
+torch.cuda.synchronize()
+del filler
+torch.cuda.empty_cache()
+result("forward", f"{out.double().mean().item():.5f}")
+result("backward", f"{data.grad.double().abs().mean().item():.4f}")
+past_the_quota()

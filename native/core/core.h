@@ -141,20 +141,24 @@ void vgpu_ledger_free(vgpu_ledger *ledger);
 int vgpu_ledger_put(vgpu_ledger *ledger, const struct vgpu_entry *entry);
 /* Removes and copies out. -ENOENT. */
 int vgpu_ledger_take(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out);
-/* As vgpu_ledger_take, and brings another entry, which will be asked for soon, into the processor's
- * cache. */
-int vgpu_ledger_take_with(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out,
-                          int soon_kind, uint64_t soon_key);
+/* Removes (kind, key) and copies it out: 0. Where it is absent, copies the other one out: 1. -ENOENT. */
+int vgpu_ledger_take_or_get(vgpu_ledger *ledger, int kind, uint64_t key, int other_kind,
+                            uint64_t other_key, struct vgpu_entry *out);
 /* Copies out. -ENOENT. */
 int vgpu_ledger_get(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out);
 /* Adds to aux and aux2 of an entry in one step and copies the result out. -ENOENT. */
 int vgpu_ledger_add(vgpu_ledger *ledger, int kind, uint64_t key, int64_t aux, int64_t aux2,
                     struct vgpu_entry *out);
+/* Takes off aux and aux2 in one step and copies the result out; the entry goes when both are 0.
+ * Returns 1 when it went, 0 when not; -ENOENT. */
+int vgpu_ledger_drop(vgpu_ledger *ledger, int kind, uint64_t key, int64_t aux, int64_t aux2,
+                     struct vgpu_entry *out);
 /* Counts a piece into entry (kind, key), adding the entry (aux = 0) when absent: aux += 1.
  * Returns 1 when it was absent, 0 when not; -ENOMEM. */
-int vgpu_ledger_ref(vgpu_ledger *ledger, int kind, uint64_t key, int device, uint64_t bytes);
-/* Counts a piece out; the entry goes with the last. Returns 1 when it was the last (copied out),
- * 0 when not; -ENOENT. */
+int vgpu_ledger_ref(vgpu_ledger *ledger, int kind, uint64_t key, int device, uint64_t bytes,
+                    uint64_t aux2);
+/* Counts a piece out; the entry, copied out as it was, goes with the last. Returns 1 when it was the
+ * last, 0 when not; -ENOENT. */
 int vgpu_ledger_unref(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out);
 /* Walks: copies out the first entry of `kind` at or after *cursor and moves *cursor behind it.
  * -ENOENT at the end. Entries added or taken meanwhile may be missed or seen twice. */

@@ -193,24 +193,19 @@ int vgpu_ledger_take(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_en
     return rc;
 }
 
-/* Among many entries each look is a miss or two: those of the second overlap with the first, and with
- * what the caller does before it asks. */
-int vgpu_ledger_take_with(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_entry *out,
-                          int soon_kind, uint64_t soon_key) {
-    uint32_t soon = hash_of(soon_kind, soon_key);
+int vgpu_ledger_take_or_get(vgpu_ledger *ledger, int kind, uint64_t key, int other_kind,
+                            uint64_t other_key, struct vgpu_entry *out) {
     int rc = -ENOENT;
 
     vgpu_lock(&ledger->lock);
-    struct cell *near = &ledger->cells[soon & ledger->mask];
-    __builtin_prefetch(near, 1);
     struct cell *cell = find(ledger, kind, key);
     if (cell->item) {
         *out = *entry_of(ledger, cell);
         erase(ledger, cell);
         rc = 0;
-        if (near->item) {
-            __builtin_prefetch(&ledger->pool[near->item - 1], 1);
-        }
+    } else if ((cell = find(ledger, other_kind, other_key))->item) {
+        *out = *entry_of(ledger, cell);
+        rc = 1;
     }
     vgpu_unlock(&ledger->lock);
     return rc;
@@ -237,7 +232,28 @@ int vgpu_ledger_add(vgpu_ledger *ledger, int kind, uint64_t key, int64_t aux, in
     return rc;
 }
 
-int vgpu_ledger_ref(vgpu_ledger *ledger, int kind, uint64_t key, int device, uint64_t bytes) {
+int vgpu_ledger_drop(vgpu_ledger *ledger, int kind, uint64_t key, int64_t aux, int64_t aux2,
+                     struct vgpu_entry *out) {
+    int rc = -ENOENT;
+
+    vgpu_lock(&ledger->lock);
+    struct cell *cell = find(ledger, kind, key);
+    if (cell->item) {
+        struct vgpu_entry *entry = entry_of(ledger, cell);
+        entry->aux -= (uint64_t)aux;
+        entry->aux2 -= (uint64_t)aux2;
+        *out = *entry;
+        rc = !entry->aux && !entry->aux2;
+        if (rc) {
+            erase(ledger, cell);
+        }
+    }
+    vgpu_unlock(&ledger->lock);
+    return rc;
+}
+
+int vgpu_ledger_ref(vgpu_ledger *ledger, int kind, uint64_t key, int device, uint64_t bytes,
+                    uint64_t aux2) {
     int rc = 0;
 
     vgpu_lock(&ledger->lock);
@@ -246,7 +262,7 @@ int vgpu_ledger_ref(vgpu_ledger *ledger, int kind, uint64_t key, int device, uin
         entry_of(ledger, cell)->aux++;
     } else {
         struct vgpu_entry entry = {
-            .key = key, .bytes = bytes, .aux = 1, .kind = kind, .device = device};
+            .key = key, .bytes = bytes, .aux = 1, .aux2 = aux2, .kind = kind, .device = device};
         rc = insert(ledger, cell, &entry);
         rc = rc ? rc : 1;
     }
@@ -260,9 +276,9 @@ int vgpu_ledger_unref(vgpu_ledger *ledger, int kind, uint64_t key, struct vgpu_e
     vgpu_lock(&ledger->lock);
     struct cell *cell = find(ledger, kind, key);
     if (cell->item) {
-        rc = entry_of(ledger, cell)->aux <= 1;
+        *out = *entry_of(ledger, cell);
+        rc = out->aux <= 1;
         if (rc) {
-            *out = *entry_of(ledger, cell);
             erase(ledger, cell);
         } else {
             entry_of(ledger, cell)->aux--;

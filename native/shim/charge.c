@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <string.h>
 
 #include "process.h"
 
@@ -55,7 +56,8 @@ CUresult allocation_begin(struct allocation *a, struct process *process, uint64_
 
 /* The driver's own rule, measured: it holds one block for each distinct address >> GRANULE_SHIFT
  * that any live allocation of the context covers. Blocks covered whole belong to one allocation;
- * those at its edges may be shared and are counted. */
+ * those at its edges may be shared and are counted. One that lies in a
+ * single block is known by that count alone: of thousands of small ones only their blocks are kept. */
 struct extent {
     uint64_t whole; /* bytes in blocks covered whole */
     uint64_t edge[2];
@@ -75,10 +77,12 @@ static struct extent extent_of(uint64_t address, uint64_t bytes) {
 }
 
 /* Counts into the edge blocks; bytes newly held through them, or a negative errno. */
-static int64_t edges_ref(struct process *process, int device, const struct extent *e) {
+static int64_t edges_ref(struct process *process, int device, const struct extent *e,
+                         uint64_t context) {
     int64_t bytes = 0;
     for (int i = 0; i < e->edges; i++) {
-        int first = vgpu_ledger_ref(process->ledger, ENTRY_BLOCK, e->edge[i], device, GRANULE);
+        int first =
+            vgpu_ledger_ref(process->ledger, ENTRY_BLOCK, e->edge[i], device, GRANULE, context);
         if (first < 0) {
             struct vgpu_entry block;
             while (i-- > 0)
@@ -90,14 +94,23 @@ static int64_t edges_ref(struct process *process, int device, const struct exten
     return bytes;
 }
 
+uint64_t block_leave(struct process *process, uint64_t block) {
+    struct vgpu_entry entry;
+    return vgpu_ledger_unref(process->ledger, ENTRY_BLOCK, block, &entry) == 1 ? GRANULE : 0;
+}
+
 uint64_t allocation_leave(struct process *process, const struct vgpu_entry *entry) {
     struct extent e = extent_of(entry->key, entry->aux);
     uint64_t bytes = e.whole;
-    struct vgpu_entry block;
     for (int i = 0; i < e.edges; i++)
-        if (vgpu_ledger_unref(process->ledger, ENTRY_BLOCK, e.edge[i], &block) == 1)
-            bytes += block.bytes;
+        bytes += block_leave(process, e.edge[i]);
     return bytes;
+}
+
+int allocation_blocks(const struct vgpu_entry *entry, uint64_t blocks[2]) {
+    struct extent e = extent_of(entry->key, entry->aux);
+    memcpy(blocks, e.edge, sizeof e.edge);
+    return e.edges;
 }
 
 /* The driver gives no address twice: an old entry is one whose end we did not see. A settle since
@@ -117,21 +130,23 @@ static int pointer_put(struct process *process, const struct vgpu_entry *entry) 
 
 static CUresult allocation_enter(struct allocation *a, uint64_t address, uint64_t bytes) {
     struct extent e = extent_of(address, bytes);
+    bool piece = !e.whole && e.edges == 1;
     struct vgpu_entry entry = {.key = address,
                                .kind = ENTRY_POINTER,
                                .device = a->device->ordinal,
                                .bytes = e.whole,
                                .aux = bytes,
                                .aux2 = context_current()};
-    if (pointer_put(a->process, &entry))
+    if (!piece && pointer_put(a->process, &entry))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    int64_t edges = edges_ref(a->process, entry.device, &e);
+    int64_t edges = edges_ref(a->process, entry.device, &e, entry.aux2);
     uint64_t taken = e.whole + (edges > 0 ? (uint64_t)edges : 0);
     CUresult result = edges < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (edges >= 0 && taken > a->charged)
         result = charge(a->process, a->device, taken - a->charged, VGPU_KIND_DATA);
     if (result != CUDA_SUCCESS) {
-        (void)vgpu_ledger_take(a->process->ledger, ENTRY_POINTER, address, &entry);
+        if (!piece)
+            (void)vgpu_ledger_take(a->process->ledger, ENTRY_POINTER, address, &entry);
         if (edges >= 0)
             (void)allocation_leave(a->process, &entry);
         return result;

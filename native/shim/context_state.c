@@ -55,7 +55,8 @@ static void doomed_take(struct doomed *d, struct process *process, struct device
 
 void doomed_begin(struct doomed *d, struct process *process, struct device *device,
                   uint64_t context, bool primary) {
-    static const int kinds[] = {ENTRY_POINTER, ENTRY_FREED, ENTRY_ARRAY, ENTRY_MODULE};
+    static const int kinds[] = {ENTRY_POINTER, ENTRY_BLOCK, ENTRY_FREED,
+                                ENTRY_LATER,   ENTRY_ARRAY, ENTRY_MODULE};
     *d = (struct doomed){.count = 0};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         doomed_take(d, process, device, kinds[i], context, primary);
@@ -66,10 +67,12 @@ static uint64_t doomed_give_back(struct doomed *d, struct process *process, stru
     uint64_t data = 0, managed = 0, estimates = 0;
     for (uint64_t i = 0; i < d->count; i++) {
         const struct vgpu_entry *entry = &d->rows[i];
-        if (entry->kind == ENTRY_POINTER && entry->aux)
-            data += allocation_leave(process, entry);
-        else if (entry->kind == ENTRY_POINTER)
+        if (entry->kind == ENTRY_POINTER && !entry->aux)
             managed += entry->bytes;
+        else if (entry->kind == ENTRY_POINTER || entry->kind == ENTRY_BLOCK)
+            data += entry->bytes; /* the blocks at its edges are entries too */
+        else if (entry->kind == ENTRY_LATER)
+            continue;
         else if (entry->kind == ENTRY_MODULE)
             estimates += entry->bytes;
         else if (entry->bytes || entry->aux)
@@ -83,13 +86,22 @@ static uint64_t doomed_give_back(struct doomed *d, struct process *process, stru
     return estimates;
 }
 
+/* A block may have got pieces meanwhile. */
+static void put_back(struct process *process, const struct vgpu_entry *entry) {
+    struct vgpu_entry now;
+    if (vgpu_ledger_put(process->ledger, entry) && entry->kind == ENTRY_BLOCK &&
+        vgpu_ledger_add(process->ledger, ENTRY_BLOCK, entry->key, (int64_t)entry->aux, 0, &now) ==
+            0)
+        give_back(process, process_device(process, entry->device), entry->bytes, VGPU_KIND_DATA);
+}
+
 uint64_t doomed_end(struct doomed *d, struct process *process, struct device *device, bool dead) {
     uint64_t estimates = 0;
     if (dead)
         estimates = doomed_give_back(d, process, device);
     else
         for (uint64_t i = 0; i < d->count; i++)
-            (void)vgpu_ledger_put(process->ledger, &d->rows[i]);
+            put_back(process, &d->rows[i]);
     if (d->room)
         munmap(d->rows, d->room);
     return estimates;

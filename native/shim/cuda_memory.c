@@ -143,20 +143,23 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
 /* ---- frees -------------------------------------------------------------------------------- */
 
 struct release {
+    uint64_t address;
     struct vgpu_entry entry;
     struct device *device; /* NULL: not in the ledger */
+    bool piece; /* `entry` is that of its block, and stays until the driver said success */
     CUstream stream;
     bool ordered; /* in stream order: the driver keeps the memory until that stream is done */
 };
 
 /* Takes the entry out before the driver call: the address may be another thread's at once. */
 static void release_begin(struct release *r, struct process *process, uint64_t address) {
-    r->device = NULL;
-    if (vgpu_ledger_take_with(process->ledger, ENTRY_POINTER, address, &r->entry, ENTRY_BLOCK,
-                              address >> GRANULE_SHIFT))
-        return;
-    r->device = process_device(process, r->entry.device);
-    operation_begin(r->device);
+    r->address = address;
+    int found = vgpu_ledger_take_or_get(process->ledger, ENTRY_POINTER, address, ENTRY_BLOCK,
+                                        address >> GRANULE_SHIFT, &r->entry);
+    r->device = found < 0 ? NULL : process_device(process, r->entry.device);
+    r->piece = found == 1;
+    if (r->device)
+        operation_begin(r->device);
 }
 
 /* Gives the quota back after the driver said success; puts the entry back where it did not. */
@@ -166,15 +169,18 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
         return result;
     }
     if (result != CUDA_SUCCESS) {
-        (void)vgpu_ledger_put(process->ledger, &r->entry);
+        if (!r->piece)
+            (void)vgpu_ledger_put(process->ledger, &r->entry);
     } else if (r->entry.aux) {
-        uint64_t bytes = allocation_leave(process, &r->entry);
         if (r->ordered)
-            freed_add(process, &r->entry, r->stream, bytes);
+            freed_add(process, &r->entry, r->piece, r->stream);
         else
-            give_back(process, r->device, bytes, VGPU_KIND_DATA);
+            give_back(process, r->device,
+                      r->piece ? block_leave(process, r->entry.key)
+                               : allocation_leave(process, &r->entry),
+                      VGPU_KIND_DATA);
         if (shares(process) & SHARE_EXPORTED)
-            shared_freed(process, r->entry.key);
+            shared_freed(process, r->address);
     } else {
         invisible_add(r->device, -(int64_t)r->entry.bytes);
         give_back(process, r->device, r->entry.bytes, VGPU_KIND_DATA);

@@ -66,11 +66,8 @@ bool backing_hold(struct process *process, uint64_t id, int handles, int mapping
 
 void backing_drop(struct process *process, uint64_t id, int64_t handles, int64_t mappings) {
     struct vgpu_entry backing;
-    if (vgpu_ledger_add(process->ledger, ENTRY_BACKING, id, -handles, -mappings, &backing) ||
-        backing.aux || backing.aux2)
-        return;
-    /* Whoever takes it out gives it back: once. */
-    if (vgpu_ledger_take(process->ledger, ENTRY_BACKING, id, &backing))
+    /* Whoever drops the last hold gives it back: once. */
+    if (vgpu_ledger_drop(process->ledger, ENTRY_BACKING, id, handles, mappings, &backing) != 1)
         return;
     if (backing.device == NO_DEVICE) {
         bindings_drop(process, id);
@@ -90,13 +87,13 @@ bool handle_find(struct process *process, CUmemGenericAllocationHandle handle,
 static int handle_ref(struct process *process, CUmemGenericAllocationHandle handle, int ordinal,
                       uint64_t id) {
     struct vgpu_entry old;
-    int first = vgpu_ledger_ref(process->ledger, ENTRY_HANDLE, handle, ordinal, id);
+    int first = vgpu_ledger_ref(process->ledger, ENTRY_HANDLE, handle, ordinal, id, 0);
     if (first || vgpu_ledger_get(process->ledger, ENTRY_HANDLE, handle, &old) || old.bytes == id)
         return first < 0 ? first : 0;
     /* The driver gave a value again that we thought was live: what it named is gone. */
     if (vgpu_ledger_take(process->ledger, ENTRY_HANDLE, handle, &old) == 0)
         backing_drop(process, old.bytes, (int64_t)old.aux - 1, 0);
-    first = vgpu_ledger_ref(process->ledger, ENTRY_HANDLE, handle, ordinal, id);
+    first = vgpu_ledger_ref(process->ledger, ENTRY_HANDLE, handle, ordinal, id, 0);
     return first < 0 ? first : 0;
 }
 
@@ -154,9 +151,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     NEED_CUDA(cuMemRelease);
     struct process *process = enter();
-    struct vgpu_entry entry, last;
-    if (!handle_find(process, handle, &entry) ||
-        vgpu_ledger_unref(process->ledger, ENTRY_HANDLE, handle, &last) < 0)
+    struct vgpu_entry entry;
+    if (!tracks(process) || vgpu_ledger_unref(process->ledger, ENTRY_HANDLE, handle, &entry) < 0)
         return real.cuMemRelease(handle);
     begin_on(process, entry.device);
     CUresult result = CALL_REAL(cuMemRelease, handle);

@@ -5,13 +5,18 @@
  * allocations give it back. */
 
 #define STREAMS_MAX 32
+#define TURN_BITS 26
+#define TURNS (1u << TURN_BITS)
 
-/* The bytes are in the ledger's ENTRY_FREED, where they end with their context. Under pool_lock. */
+/* Whole blocks are summed up in the ledger's ENTRY_FREED; of a block with other pieces the reference
+ * stays, as an ENTRY_LATER. Both end with their context. Under pool_lock. */
 static struct freed {
     CUstream stream;
     uint64_t key; /* 0: free */
     uint64_t context;
     uint32_t holders; /* flushes in flight: the stream's end waits for them */
+    uint32_t turn;    /* flushes begun: what was freed before one carries a lower number */
+    bool later;       /* there may be entries of that kind */
 } table[STREAMS_MAX];
 static struct process *owner;
 
@@ -35,43 +40,105 @@ static struct freed *find(struct process *process, uint64_t key) {
     return NULL;
 }
 
-/* Adds to what a stream keeps; false without room. The null stream and a thread's own are those of the
- * context that is current, not of the memory's; but it is with its own context that memory ends. */
-static bool add(struct process *process, const struct vgpu_entry *memory, CUstream stream,
-                uint64_t bytes, uint64_t context) {
-    uint64_t key = row_key(stream, context);
-    struct vgpu_entry entry = {
-        .key = key, .kind = ENTRY_FREED, .device = memory->device, .aux2 = memory->aux2};
-    struct freed *row = find(process, key);
-    if (!row)
-        row = find(process, 0);
-    if (!row)
-        return false;
-    if (vgpu_ledger_get(process->ledger, ENTRY_FREED, key, &entry) == 0 &&
-        (entry.device != memory->device || entry.aux2 != memory->aux2))
-        return false;
-    (void)vgpu_ledger_take(process->ledger, ENTRY_FREED, key, &entry);
-    entry.bytes += bytes;
-    if (vgpu_ledger_put(process->ledger, &entry))
-        return false;
-    *row =
-        (struct freed){.stream = stream, .key = key, .context = context, .holders = row->holders};
-    return true;
+/* ---- pieces of blocks ------------------------------------------------------------------------ */
+
+static uint32_t tag_of(const struct freed *row, uint32_t turn) {
+    return (uint32_t)(row - table) << TURN_BITS | turn % TURNS;
 }
 
-void freed_add(struct process *process, const struct vgpu_entry *memory, CUstream stream,
-               uint64_t bytes) {
-    struct device *device = process_device(process, memory->device);
-    if (bytes == 0)
+/* Under pool_lock: the piece's reference stays until the stream is done. */
+static bool later_add(struct process *process, struct freed *row, uint64_t block,
+                      const struct vgpu_entry *memory) {
+    uint64_t tag = tag_of(row, row->turn);
+    struct vgpu_entry entry = {.key = block << 32 ^ tag,
+                               .kind = ENTRY_LATER,
+                               .device = memory->device,
+                               .bytes = block,
+                               .aux = 1 | tag << 32,
+                               .aux2 = memory->aux2};
+    row->later = true;
+    return vgpu_ledger_add(process->ledger, ENTRY_LATER, entry.key, 1, 0, &entry) == 0 ||
+           vgpu_ledger_put(process->ledger, &entry) == 0;
+}
+
+/* Under pool_lock: lets go of the pieces that were freed in the stream up to a turn. Bytes of blocks
+ * whose last they were. */
+static uint64_t later_leave(struct process *process, struct freed *row, uint32_t turn) {
+    uint64_t cursor = 0, bytes = 0;
+    struct vgpu_entry entry;
+    if (!row->later)
+        return 0;
+    row->later = false;
+    while (vgpu_ledger_next(process->ledger, ENTRY_LATER, &cursor, &entry) == 0) {
+        uint32_t tag = (uint32_t)(entry.aux >> 32);
+        if (tag >> TURN_BITS != (uint32_t)(row - table))
+            continue;
+        if ((turn - tag) % TURNS >= TURNS / 2) {
+            row->later = true; /* freed since */
+        } else if (vgpu_ledger_take(process->ledger, ENTRY_LATER, entry.key, &entry) == 0) {
+            for (uint32_t pieces = (uint32_t)entry.aux; pieces; pieces--)
+                bytes += block_leave(process, entry.bytes);
+        }
+    }
+    return bytes;
+}
+
+/* ---- what a stream keeps --------------------------------------------------------------------- */
+
+/* The row that may keep this memory; NULL without room. The null stream and a thread's own are those
+ * of the context that is current, not of the memory's; but it is with its own context that memory ends. */
+static struct freed *row_for(struct process *process, const struct vgpu_entry *memory,
+                             CUstream stream, uint64_t context) {
+    struct vgpu_entry entry;
+    uint64_t key = row_key(stream, context);
+    struct freed *row = find(process, key);
+    if (row && vgpu_ledger_get(process->ledger, ENTRY_FREED, key, &entry) == 0)
+        return entry.device == memory->device && entry.aux2 == memory->aux2 ? row : NULL;
+    if (!row && !(row = find(process, 0)))
+        return NULL;
+    entry = (struct vgpu_entry){
+        .key = key, .kind = ENTRY_FREED, .device = memory->device, .aux2 = memory->aux2};
+    if (vgpu_ledger_put(process->ledger, &entry))
+        return NULL;
+    row->stream = stream;
+    row->key = key;
+    row->context = context;
+    return row;
+}
+
+static void bytes_add(struct process *process, uint64_t key, int64_t bytes) {
+    struct vgpu_entry entry;
+    if (vgpu_ledger_take(process->ledger, ENTRY_FREED, key, &entry))
         return;
+    entry.bytes += (uint64_t)bytes;
+    (void)vgpu_ledger_put(process->ledger, &entry);
+}
+
+/* Bytes that could not be kept. */
+static uint64_t add(struct process *process, const struct vgpu_entry *memory, bool piece,
+                    CUstream stream, uint64_t context) {
+    uint64_t blocks[2] = {memory->key}, lost = 0;
+    int edges = piece ? 1 : allocation_blocks(memory, blocks);
+    uint64_t whole = piece ? 0 : memory->bytes;
+    struct freed *row = row_for(process, memory, stream, context);
+    for (int i = 0; i < edges; i++)
+        if (!row || !later_add(process, row, blocks[i], memory))
+            lost += block_leave(process, blocks[i]);
+    if (row && whole)
+        bytes_add(process, row->key, (int64_t)whole);
+    return row ? lost : lost + whole;
+}
+
+void freed_add(struct process *process, const struct vgpu_entry *memory, bool piece,
+               CUstream stream) {
+    struct device *device = process_device(process, memory->device);
     uint64_t context = context_current();
     lock_take(&process->pool_lock);
-    bool added = add(process, memory, stream, bytes, context);
+    uint64_t lost = add(process, memory, piece, stream, context);
     lock_leave(&process->pool_lock);
-    if (added)
-        __atomic_fetch_or(&pools_watched, POOLS_DEFERRED, __ATOMIC_RELEASE);
-    else
-        pools_bury(process, device, bytes);
+    __atomic_fetch_or(&pools_watched, POOLS_DEFERRED, __ATOMIC_RELEASE);
+    if (lost)
+        pools_bury(process, device, lost);
 }
 
 /* ---- what has come back ------------------------------------------------------------------------- */
@@ -108,23 +175,26 @@ static bool hold(struct process *process, int i, struct freed *row, struct vgpu_
     }
     table[i].holders += known;
     *row = table[i];
+    table[i].turn += known;
     *entry = none;
     lock_leave(&process->pool_lock);
     return known;
 }
 
-/* `bytes` of the stream have come back: those that were freed before it was asked. */
-static uint64_t leave(struct process *process, int i, uint64_t key, uint64_t bytes) {
+/* With `done`, what was freed in the stream before it was asked has come back: `bytes`, and pieces. */
+static uint64_t leave(struct process *process, int i, const struct freed *row, bool done,
+                      uint64_t bytes) {
     struct vgpu_entry entry;
     uint64_t part = 0;
     lock_take(&process->pool_lock);
     table[i].holders--;
-    if (bytes && !vgpu_ledger_take(process->ledger, ENTRY_FREED, key, &entry)) {
+    if (done && !vgpu_ledger_take(process->ledger, ENTRY_FREED, row->key, &entry)) {
         part = bytes < entry.bytes ? bytes : entry.bytes;
         entry.bytes -= part;
-        if (entry.bytes)
+        part += later_leave(process, &table[i], row->turn);
+        if (entry.bytes || table[i].later || table[i].holders)
             (void)vgpu_ledger_put(process->ledger, &entry);
-        else if (table[i].holders == 0)
+        else
             table[i].key = 0;
         give_back(process, process_device(process, entry.device), part, VGPU_KIND_DATA);
     }
@@ -134,6 +204,15 @@ static uint64_t leave(struct process *process, int i, uint64_t key, uint64_t byt
 
 static bool settled_meanwhile;
 
+/* The block of these pieces, where it has no others. */
+static uint64_t later_bytes(struct process *process, const struct vgpu_entry *later) {
+    struct vgpu_entry block;
+    return vgpu_ledger_get(process->ledger, ENTRY_BLOCK, later->bytes, &block) == 0 &&
+                   block.aux <= (uint32_t)later->aux
+               ? GRANULE
+               : 0;
+}
+
 uint64_t freed_bytes(struct process *process, struct device *device) {
     uint64_t cursor = 0, bytes = 0;
     struct vgpu_entry entry;
@@ -141,6 +220,9 @@ uint64_t freed_bytes(struct process *process, struct device *device) {
         return 0;
     while (vgpu_ledger_next(process->ledger, ENTRY_FREED, &cursor, &entry) == 0)
         bytes += entry.device == device->ordinal ? entry.bytes : 0;
+    cursor = 0;
+    while (vgpu_ledger_next(process->ledger, ENTRY_LATER, &cursor, &entry) == 0)
+        bytes += entry.device == device->ordinal ? later_bytes(process, &entry) : 0;
     if (bytes)
         __atomic_store_n(&settled_meanwhile, true, __ATOMIC_RELEASE);
     return bytes;
@@ -158,7 +240,7 @@ uint64_t freed_flush(struct process *process, bool all) {
         if (!hold(process, i, &row, &entry))
             continue;
         bool done = is_done(&row, all);
-        back += leave(process, i, row.key, done ? entry.bytes : 0);
+        back += leave(process, i, &row, done, entry.bytes);
         left |= !done;
     }
     if (left)
@@ -181,10 +263,10 @@ void freed_stream_ends(struct process *process, CUstream stream) {
         sched_yield();
         lock_take(&process->pool_lock);
     }
-    if (row && row->key == key) {
+    if (row && row->key == key && vgpu_ledger_take(process->ledger, ENTRY_FREED, key, &entry) == 0)
+        entry.bytes += later_leave(process, row, row->turn);
+    if (row && row->key == key)
         row->key = 0;
-        (void)vgpu_ledger_take(process->ledger, ENTRY_FREED, key, &entry);
-    }
     lock_leave(&process->pool_lock);
     if (entry.bytes) {
         pools_bury(process, process_device(process, entry.device), entry.bytes);

@@ -5,9 +5,9 @@
 
 /* Memory of cuMemAlloc that was freed in stream order stays charged until its stream is done. */
 
-/* After cuMemFreeAsync of a plain allocation (its ENTRY_POINTER): bytes that stay. */
-void freed_add(struct process *process, const struct vgpu_entry *memory, CUstream stream,
-               uint64_t bytes);
+/* After cuMemFreeAsync of a plain allocation: its ENTRY_POINTER, or with `piece` that of its block. */
+void freed_add(struct process *process, const struct vgpu_entry *memory, bool piece,
+               CUstream stream);
 /* Gives back what streams that have nothing left to do kept; never waits. `all`: the current
  * context was just synchronised. Bytes given back. */
 uint64_t freed_flush(struct process *process, bool all);

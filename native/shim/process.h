@@ -32,14 +32,15 @@ enum process_mode {
 /* Ordinals we keep a record for: more than the layout's devices, so that the refusal is ours. */
 #define MAX_ORDINALS 64
 
-/* Ledger kinds: what an entry's key is, and what aux and aux2 mean. Of POINTER, ARRAY and MODULE
+/* Ledger kinds: what an entry's key is, and what aux and aux2 mean. Of POINTER, BLOCK, ARRAY and MODULE
  * aux2 is the context that they die with. */
 enum ledger_kind {
     ENTRY_POINTER = 1, /* address; bytes = in blocks of its own, aux = bytes asked for; of managed
                           memory bytes = all, aux = 0 */
-    ENTRY_BLOCK,       /* address >> GRANULE_SHIFT of a block that may be shared; aux = pieces */
-    ENTRY_ARRAY,       /* CUarray or CUmipmappedArray */
-    ENTRY_EXTERNAL,    /* CUexternalMemory */
+    ENTRY_BLOCK, /* address >> GRANULE_SHIFT of a block that may be shared; aux = pieces: those of
+                          several blocks are POINTER too */
+    ENTRY_ARRAY, /* CUarray or CUmipmappedArray */
+    ENTRY_EXTERNAL, /* CUexternalMemory */
     ENTRY_HANDLE,   /* CUmemGenericAllocationHandle; bytes = id of its backing, aux = references */
     ENTRY_BACKING,  /* our id; aux = references by handle, aux2 = mappings and bindings */
     ENTRY_MAPPING,  /* address; aux = id of the backing, aux2 = bytes mapped */
@@ -47,6 +48,8 @@ enum ledger_kind {
     ENTRY_TILE,     /* part of a sparse array, hashed; bytes = array, aux = id of the backing */
     ENTRY_BINDING,  /* our id; bytes = offset, aux = id of the backing, aux2 = of the object */
     ENTRY_FREED,    /* stream; bytes = freed in it and not back yet, aux2 = context (freed.c) */
+    ENTRY_LATER, /* block, stream and turn, hashed; bytes = block, aux = pieces freed in the stream and
+                          its tag << 32, aux2 = context (freed.c) */
     ENTRY_POOL,     /* CUmemoryPool; aux = its record (pool.h), which holds the charge */
     ENTRY_CONTEXT,  /* CUcontext; aux = references, 0 = of a green one; aux2 = local memory per
                           thread charged */
@@ -247,6 +250,10 @@ CUresult allocation_begin(struct allocation *a, struct process *process, uint64_
 CUresult allocation_end(struct allocation *a, CUresult result, uint64_t address, uint64_t bytes);
 /* After the driver freed an ENTRY_POINTER that was taken out: bytes it held alone. */
 uint64_t allocation_leave(struct process *process, const struct vgpu_entry *entry);
+/* Blocks at its edges, at most two; how many. */
+int allocation_blocks(const struct vgpu_entry *entry, uint64_t blocks[2]);
+/* A piece of a block is gone: bytes of the block if it was the last. */
+uint64_t block_leave(struct process *process, uint64_t block);
 
 /* ---- what the driver holds beyond the ledger (settle.c) ------------------------------- */
 

@@ -80,7 +80,9 @@ def test_a_recorded_size_needs_no_nvml(sim_env: SimEnv, run_client: RunClient, m
         assert first
     with holder(env, make) as (process, later):
         assert not later
-        looked = run_client("from contextcalls import *\nstart()\nprint(used(), sim_device_used())", env).stdout
+        looked = run_client(
+            "from contextcalls import *\nstart()\nprint(used(), sim_device_used())", env
+        ).stdout
         assert looked.split() == [str(CONTEXT)] * 2
         tell(process, "ok(set_current(ok(retain()))); ok(alloc(MIB)); assert MAPPED()")
 

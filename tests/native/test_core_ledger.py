@@ -46,7 +46,7 @@ class Ledger:
         return self._answer(lib.vgpu_ledger_add(self.handle, kind, key, aux, aux2, self.entry))
 
     def ref(self, kind, key, device, size):
-        return lib.vgpu_ledger_ref(self.handle, kind, key, device, size)
+        return lib.vgpu_ledger_ref(self.handle, kind, key, device, size, 0)
 
     def unref(self, kind, key):
         rc = lib.vgpu_ledger_unref(self.handle, kind, key, self.entry)

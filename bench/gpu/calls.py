@@ -153,7 +153,9 @@ def starts(context: Context, client: Path) -> Iterator[Row]:
     yield compared(Row("O5", "process start to first kernel done", "ms", ""), values["kernel"])
     yield compared(Row("O5", "the same, processor time to the context", "ms", ""), values["context cpu"])
     yield compared(Row("O5", "the same, processor time to the kernel", "ms", ""), values["kernel cpu"])
-    row = Row("O5", "the library's own start: a first cuInit that the driver refuses at once", "ms", "+0.2 ms")
+    row = Row(
+        "O5", "the library's own start: a first cuInit that the driver refuses at once", "ms", "+0.2 ms"
+    )
     yield compared(row, values["first call"], added=0.2)
     yield compared(Row("O5", "first cuInit", "ms", ""), values["first cuInit"])
     row = Row("O5", "first primary context", "ms", "1.005")

@@ -29,7 +29,9 @@ def test_nccl(env, ranks, tmp_path):
     for limit in ("12g", None):
         more = {"CUDA_DEVICE_MEMORY_LIMIT_1": "10g"} if limit else {}
         command = [sys.executable, str(PROGRAM), str(ranks), str(tmp_path / f"meet-{limit}")]
-        done = subprocess.run(command, env=env(limit=limit, **more), capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            command, env=env(limit=limit, **more), capture_output=True, text=True, timeout=240
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "isolator" not in done.stderr
         out.append(done.stdout.splitlines())

@@ -81,7 +81,9 @@ def test_torch_loads_its_kernels_either_way(env, mode):
 def test_torch_compile(env, tmp_path):
     """A compiled function gives the bare run's sum."""
     needs("torch", "triton")
-    check(*both(env, "torch_compile.py", TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TRITON_CACHE_DIR=str(tmp_path)))
+    check(
+        *both(env, "torch_compile.py", TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TRITON_CACHE_DIR=str(tmp_path))
+    )
 
 
 def test_triton(env, tmp_path):

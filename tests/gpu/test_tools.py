@@ -66,7 +66,11 @@ def smi(env, *arguments):
 def test_smi_queries(env):
     """Each form of nvidia-smi's queries shows the quota as the card (B120)."""
     fields = "--query-gpu=memory.total,memory.used,memory.free"
-    assert smi(env, fields, "--format=csv,noheader,nounits").split() == [f"{LIMIT_MIB},", "0,", str(LIMIT_MIB)]
+    assert smi(env, fields, "--format=csv,noheader,nounits").split() == [
+        f"{LIMIT_MIB},",
+        "0,",
+        str(LIMIT_MIB),
+    ]
     assert f"{LIMIT_MIB} MiB, 0 MiB, {LIMIT_MIB} MiB" in smi(env, fields, "--format=csv")
     long = smi(env, "-q", "-d", "MEMORY")
     assert re.search(rf"FB Memory Usage\s+Total\s+: {LIMIT_MIB} MiB", long)
@@ -132,7 +136,9 @@ def beside(env, *command):
 
 def test_smi_lists_its_own_processes(env, neighbour):
     """In a container nvidia-smi lists its own processes with their bytes, and no neighbour."""
-    pid, out = beside(env(), tool("nvidia-smi"), "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+    pid, out = beside(
+        env(), tool("nvidia-smi"), "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"
+    )
     listed = out.split()
     assert listed[0] == f"{pid}," and len(listed) == 2
     assert 1024 < int(listed[1]) < 2048

@@ -27,9 +27,13 @@ static inline CUresult start(int ordinal) {
     return result != CUDA_SUCCESS ? result : cuCtxSetCurrent(context);
 }
 
-/* A kernel with `local` bytes of local memory a thread, and `global` bytes of global memory. */
-static inline CUresult load(CUmodule *module, CUfunction *function, size_t local, size_t global) {
-    char text[2048], body[512] = "", array[128] = "";
+/* Room for the text of an image. */
+#define PTX 2048
+
+/* A kernel `work` with `local` bytes of local memory a thread, beside `global` bytes of global
+ * memory. */
+static inline void image_text(char *text, size_t local, size_t global) {
+    char body[512] = "", array[128] = "";
     if (local)
         snprintf(body, sizeof body,
                  ".local .align 4 .b8 buf[%zu]; .reg .u64 %%a,%%b; .reg .u32 %%t;"
@@ -39,10 +43,25 @@ static inline CUresult load(CUmodule *module, CUfunction *function, size_t local
                  local);
     if (global)
         snprintf(array, sizeof array, ".visible .global .align 4 .b8 image[%zu];\n", global);
-    snprintf(text, sizeof text,
+    snprintf(text, PTX,
              ".version 7.0\n.target sm_70\n.address_size 64\n.global .u32 sink;\n%s.visible .entry "
              "work(){%s ret;}\n",
              array, body);
+}
+
+/* A kernel `work` that takes 64 bytes from the heap. */
+static inline void heap_text(char *text) {
+    snprintf(text, PTX,
+             ".version 7.0\n.target sm_70\n.address_size 64\n.global .u64 sink;\n"
+             ".extern .func (.param .b64 out) malloc (.param .b64 size);\n"
+             ".visible .entry work(){.reg .b64 %%r; mov.u64 %%r,64; {.param .b64 p; .param .b64 q; "
+             "st.param.b64 [p],%%r; call.uni (q),malloc,(p); ld.param.b64 %%r,[q];} "
+             "st.global.u64 [sink],%%r; ret;}\n");
+}
+
+static inline CUresult load(CUmodule *module, CUfunction *function, size_t local, size_t global) {
+    char text[PTX];
+    image_text(text, local, global);
     CUresult result = cuModuleLoadData(module, text);
     return result != CUDA_SUCCESS ? result : cuModuleGetFunction(function, *module, "work");
 }

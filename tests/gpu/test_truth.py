@@ -18,10 +18,11 @@ SECONDS = int(os.environ.get("TORTURE_SECONDS", "40"))
 
 
 @pytest.fixture(scope="module")
-def torture(client: Callable[..., Path]) -> Path:
+def torture(client: Callable[..., Path], driver: str) -> Path:
     """The program of truth.c, beside it the binary image that its workers load."""
     parts = [str(CLIENTS / name) for name in ("truth_child.c", "truth_watch.c")]
-    program = client("truth.c", "truth", *parts, f"-I{CORE}")
+    libraries = [f"{driver}/libcuda.so.1", f"{driver}/libnvidia-ml.so.1"]
+    program = client("truth.c", "truth", *parts, f"-I{CORE}", *libraries)
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     targets = [f"-gencode=arch=compute_{kind}" for kind in ("75,code=compute_75", "90,code=sm_90")]
     image = program.with_suffix(".fatbin")

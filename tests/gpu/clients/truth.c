@@ -93,6 +93,7 @@ static void reap(int replace) {
         if (!meant && (status || replace)) {
             keeper.died++;
             fprintf(stderr, "DIED: worker %d, status %d\n", number, status);
+            watch_tell(number);
         }
         keeper.killed[number] = 0;
         keeper.wake[number] = 0;

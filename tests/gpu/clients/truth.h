@@ -97,6 +97,8 @@ void watch_rest(void);
 /* Held while workers are stopped or compared: whoever starts or ends one takes it. */
 void watch_lock(void);
 void watch_unlock(void);
+/* Writes a worker's last eight calls of each thread to standard error. */
+void watch_tell(int seat);
 /* Stops seat `seat` until watch_continue; with the lock held. */
 void watch_stop(int seat);
 void watch_continue(int seat);

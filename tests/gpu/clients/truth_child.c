@@ -1,6 +1,7 @@
 /* The torture's workers: several threads each that take and give back memory in every way, and note
  * each call before and after it. They come to rest when the sampler asks. */
 #define _GNU_SOURCE
+#include <execinfo.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -287,6 +288,24 @@ static void read_binary(void) {
     fclose(file);
 }
 
+/* Where it was when it crashed; what it did last is in its line. */
+static void crashed(int number) {
+    static const char head[] = "CRASHED:\n";
+    void *frame[40];
+    if (write(2, head, sizeof head - 1) > 0)
+        backtrace_symbols_fd(frame, backtrace(frame, 40), 2);
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+static void watch_crashes(void) {
+    static const int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+    void *frame[1];
+    backtrace(frame, 1); /* loads what it needs */
+    for (int i = 0; i < 5; i++)
+        signal(numbers[i], crashed);
+}
+
 /* Some operations, and out, with all of it still held half of the time. */
 static void errand_main(unsigned seed) {
     struct worker worker = {.seed = seed};
@@ -307,6 +326,7 @@ void child_main(int number, unsigned seed, int errand) {
     line = &seat->line[errand ? THREADS : 0];
     family = errand ? ERRANDS : 0;
     read_binary();
+    watch_crashes();
     if (errand)
         errand_main(seed);
     prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -165,8 +165,7 @@ static void show(const struct call *call) {
         fprintf(stderr, "... %.1f ms", (now() - call->began) * 1e3);
 }
 
-/* A worker's last eight calls of each thread. */
-static void tell(int seat) {
+void watch_tell(int seat) {
     for (int i = 0; i < LINES; i++) {
         const struct line *line = &shared->seat[seat].line[i];
         uint64_t last = line->sequence;
@@ -179,6 +178,20 @@ static void tell(int seat) {
     }
 }
 
+/* What the ledger's figure for a process is made of. */
+static void columns(int pid) {
+    const struct vgpu_hami_region *base = (const void *)region;
+    for (int i = 0; region && i < base->proc_num && i < VGPU_MAX_SLOTS; i++) {
+        const struct vgpu_hami_memory *is = &base->procs[i].used[0];
+        if (base->procs[i].pid == pid)
+            fprintf(stderr, " data %llu, context %llu, module %llu",
+                    (unsigned long long)is->data_size / 1024,
+                    (unsigned long long)is->context_size / 1024,
+                    (unsigned long long)is->module_size / 1024);
+    }
+    fputc('\n', stderr);
+}
+
 /* Each process by NVML and by the ledger, and what it last did where they differ. */
 static void blame(const struct list *list, const char *why) {
     if (watch.verbose-- <= 0)
@@ -187,12 +200,13 @@ static void blame(const struct list *list, const char *why) {
             (unsigned long long)list->sum / 1024);
     for (unsigned int i = 0; i < list->count; i++) {
         uint64_t truth = list->row[i].usedGpuMemory, ours = list->ours[i];
-        fprintf(stderr, "  process %u: nvml %llu KiB, ledger %llu KiB (%+lld)\n", list->row[i].pid,
+        fprintf(stderr, "  process %u: nvml %llu KiB, ledger %llu KiB (%+lld)", list->row[i].pid,
                 (unsigned long long)truth / 1024, (unsigned long long)ours / 1024,
                 ((long long)ours - (long long)truth) / 1024);
+        columns((int)list->row[i].pid);
         for (int seat = 0; seat < watch.seats; seat++)
             if (ours != truth && shared->seat[seat].pid == (int)list->row[i].pid)
-                tell(seat);
+                watch_tell(seat);
     }
 }
 
@@ -461,7 +475,7 @@ void watch_rest(void) {
         consult(&list);
         blame(&list, "LATE: not at rest after 30 s");
         for (int i = 0; i < watch.seats && watch.late < 3; i++)
-            tell(i);
+            watch_tell(i);
     }
     watch_unlock();
     __atomic_add_fetch(&shared->phase, 1, __ATOMIC_ACQ_REL);

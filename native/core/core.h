@@ -36,7 +36,7 @@ int vgpu_limit_parse(const char *text, uint64_t length, uint64_t *bytes);
 /* Opens (and with VGPU_OPEN_CREATE makes) the region file at `path`. `instance` names this run
  * of the container, 0 = unknown: a file with another instance and no live slot loses its recorded
  * limits. Limits and uuids of a HAMi-core 1.1 or 1.2 file are kept.
- * Every wait is bounded (100 ms).
+ * Every wait is bounded (1 s).
  * 0; -ENOENT no file (READ) or no directory; -EACCES, -EROFS, -ENOSPC, -ELOOP, -EISDIR ... from
  * the system; -EBADF not a region; -EPROTO a region of a version we cannot share;
  * -EBUSY somebody holds the initialisation lock too long. */
@@ -115,6 +115,9 @@ uint64_t vgpu_used(vgpu_core *core, int device);
 /* As vgpu_used, without looking for the dead and with what is being asked for: no system call, never
  * too low. */
 uint64_t vgpu_used_roughly(vgpu_core *core, int device);
+
+/* As vgpu_used_roughly, as the last charge of this process saw it. */
+uint64_t vgpu_seen(const vgpu_core *core, int device);
 
 /* Bytes granted to this process. */
 uint64_t vgpu_used_own(const vgpu_core *core, int device);

@@ -47,7 +47,8 @@ PIN(vgpu_ext, init_lock, 150400);
 _Static_assert(VGPU_EXT_OFFSET % 65536 == 0 && VGPU_EXT_OFFSET > VGPU_HAMI_SIZE, "layout");
 _Static_assert(VGPU_REGION_SIZE == VGPU_EXT_OFFSET + VGPU_EXT_SIZE, "layout");
 
-#define INIT_WAIT_NS (100 * VGPU_NS_PER_MS)
+/* A start that waits is better than one refused: the maker may be short of a processor. */
+#define INIT_WAIT_NS (1000 * VGPU_NS_PER_MS)
 #define OPEN_TRIES 8
 #define CHUNK 65536
 /* 1.1 as it was for some weeks: same version words, other offsets; only its size tells. */
@@ -87,19 +88,21 @@ int vgpu_file_open(const char *path, int flags) {
     return fd;
 }
 
-static int lock_init(int fd) {
-    uint64_t end = vgpu_clock(CLOCK_MONOTONIC) + INIT_WAIT_NS;
+/* The initialisation lock at once: 1; 0: somebody else has it, ask again; -EBUSY for too long (from *end
+ * on, set at the first call), or -errno. */
+static int init_lock(int fd, uint64_t *end) {
+    int rc = vgpu_file_lock(fd, VGPU_INIT_LOCK_AT);
 
-    for (;;) {
-        int rc = vgpu_file_lock(fd, VGPU_INIT_LOCK_AT);
-        if (rc != -EAGAIN && rc != -EACCES) {
-            return rc;
-        }
-        if (vgpu_clock(CLOCK_MONOTONIC) >= end) {
-            return -EBUSY;
-        }
-        vgpu_nap(500000);
+    if (rc != -EAGAIN && rc != -EACCES) {
+        return rc ? rc : 1;
     }
+    uint64_t now = vgpu_clock(CLOCK_MONOTONIC);
+    *end = *end ? *end : now + INIT_WAIT_NS;
+    if (now >= *end) {
+        return -EBUSY;
+    }
+    vgpu_nap(200000);
+    return 0;
 }
 
 /* 1 when `path` still names the file behind `fd`, 0 when not, or -errno. */
@@ -345,19 +348,28 @@ static int attach_reader(struct vgpu_core *core, int fd) {
                                    : (verdict == VERDICT_OLD ? -EPROTO : -EBADF);
 }
 
-static int attach(struct vgpu_core *core, int fd, uint64_t instance) {
+static int is_complete(int fd, uint64_t instance) {
     int64_t at = VGPU_EXT_OFFSET + (int64_t)offsetof(struct vgpu_ext, instance);
     uint64_t recorded = 0;
-    int rc;
 
-    if (judge(fd) == VERDICT_OURS &&
-        pread(fd, &recorded, sizeof(recorded), at) == (ssize_t)sizeof(recorded) &&
-        (!instance || recorded == instance)) {
+    return judge(fd) == VERDICT_OURS &&
+           pread(fd, &recorded, sizeof(recorded), at) == (ssize_t)sizeof(recorded) &&
+           (!instance || recorded == instance);
+}
+
+/* A file that is not complete may be one that somebody is just making: judged again under the lock, or as
+ * soon as it is. Of a crowd that starts at once only the maker needs the lock. */
+static int attach(struct vgpu_core *core, int fd, uint64_t instance) {
+    uint64_t end = 0;
+    int rc = 0;
+
+    while (rc == 0 && !is_complete(fd, instance)) {
+        rc = init_lock(fd, &end);
+    }
+    if (rc == 0) {
         return vgpu_core_map(core, fd);
     }
-    /* Anything else may be a file that somebody is just making: judged again under the lock. */
-    rc = lock_init(fd);
-    if (rc == 0) {
+    if (rc == 1) {
         rc = prepare(core, fd, instance);
         vgpu_file_unlock(fd, VGPU_INIT_LOCK_AT);
     }
@@ -557,8 +569,8 @@ static int add_device(struct vgpu_core *core, const char *uuid) {
 }
 
 int vgpu_core_device(vgpu_core *core, const char *uuid, int add) {
-    uint64_t count;
-    int index, fd, rc;
+    uint64_t count, end = 0;
+    int index, fd, rc = 0;
 
     if (!uuid_valid(uuid)) {
         return -EINVAL;
@@ -570,8 +582,13 @@ int vgpu_core_device(vgpu_core *core, const char *uuid, int add) {
     vgpu_lock(&core->slow_lock);
     /* Without the file there is nobody new to race with: go on without its lock. */
     fd = core->in_memory ? -ESTALE : vgpu_core_reopen(core);
-    rc = fd < 0 ? 0 : lock_init(fd);
-    index = rc ? rc : add_device(core, uuid);
+    while (fd >= 0 && rc == 0 && index < 0) {
+        rc = init_lock(fd, &end);
+        index = find_device(core, uuid, &count);
+    }
+    if (index < 0) {
+        index = rc < 0 ? rc : add_device(core, uuid);
+    }
     if (fd >= 0) {
         close(fd);
     }

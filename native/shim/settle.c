@@ -291,11 +291,10 @@ static uint64_t context_by_table(const struct device *device) {
 }
 
 /* Room for a context of each process beside what is charged: a record may be as wrong as that. */
-static bool is_ample(struct process *process, struct device *device) {
+static bool is_ample(struct process *process, struct device *device, uint64_t used) {
     uint64_t limit = process_limit(process, device);
     uint64_t margin = context_by_table(device) * slots_used(process);
-    return !limit ||
-           (margin <= limit && vgpu_used_roughly(process->core, device->index) <= limit - margin);
+    return !limit || (margin <= limit && used <= limit - margin);
 }
 
 /* How large a context is depends on more than the card (measured: 276 MiB instead of 518 for a client of
@@ -307,7 +306,7 @@ bool settle_later(struct process *process, struct device *device) {
     __atomic_store_n(&device->estimated, true, __ATOMIC_RELEASE);
     __atomic_fetch_add(&ext->estimated, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&ext->context_bytes[device->index], __ATOMIC_RELAXED) ||
-        !is_ample(process, device))
+        !is_ample(process, device, vgpu_used_roughly(process->core, device->index)))
         return false;
     (void)__atomic_compare_exchange_n(&ext->state, &unknown, VGPU_STATE_ENFORCED, false,
                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED);
@@ -317,7 +316,7 @@ bool settle_later(struct process *process, struct device *device) {
 bool settle_estimated(struct process *process, struct device *device) {
     uint64_t now = __atomic_load_n(&vgpu_core_ext(process->core)->estimated, __ATOMIC_SEQ_CST);
     uint64_t limit = process_limit(process, device);
-    if (is_ample(process, device))
+    if (is_ample(process, device, vgpu_seen(process->core, device->index)))
         return true;
     settle_ghosts(process, device);
     __atomic_store_n(&device->estimates, now, __ATOMIC_RELAXED);

@@ -108,6 +108,7 @@ BATCH(pair, address pointer, failed += cuMemAlloc_v2(&pointer, size) || cuMemFre
 BATCH(pair_async, address pointer,
       failed += cuMemAllocAsync(&pointer, size, NULL) || cuMemFreeAsync(pointer, NULL),
       failed += cuCtxSynchronize())
+BATCH(nothing, , (void)i, )
 /* The driver refuses at once, so that what comes before it stands out. */
 BATCH(launch_nothing, , failed += !cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), )
 BATCH(count_devices, int count, failed += runtime_count(&count), )
@@ -382,6 +383,7 @@ static const struct call {
     {"map", map_and_back, prepare_map, 2 << 20},
     {"free_many", free_among_many, prepare_many, 0},
     {"refused", refused, NULL, (size_t)1 << 43},
+    {"nothing", nothing, NULL, 0}, /* the clock alone */
 };
 
 static const struct call *call_of(const char *name) {

@@ -1,4 +1,4 @@
-"""Live arms: the same client bare, with an empty library preloaded and with libvgpu.so, one small batch at a time."""
+"""Live arms: one client bare, with an empty preload and with libvgpu.so, told to run small batches in turn."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def live(
 
 
 def interleave(arms: dict[str, Arm], line: str, rounds: int, figure: int = 0) -> dict[str, list[float]]:
-    """One figure of each arm's answer, forth and back in each round; a round's value is the mean of the two."""
+    """One figure of each arm's answer, forth and back in each round: the mean of the two."""
     values: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(rounds):
         seen: dict[str, float] = dict.fromkeys(arms, 0.0)

@@ -35,8 +35,8 @@ CALLS = (
     ("O4", "cuMemFree, 20,000 live blocks", "free_many", "1.05", 1.05, None),
     ("", "cuMemGetInfo", "info", "", None, None),
 )
-# Seconds of a batch, where its first call differs from the others: a pool grows once, a free of this one allocates anew
-# off the clock.
+# Seconds of a batch, where its first call differs from the others (a pool grows), or where each is followed by
+# work off the clock.
 SLOW = {"free_many": 0.004, "pair_256m": 0.004, "pair_async": 0.02}
 
 
@@ -136,7 +136,7 @@ def first_calls(client: Path, env: dict[str, str]) -> dict[str, float]:
 
 
 def starts(context: Context, client: Path) -> Iterator[Row]:
-    """From nothing to a context, an allocation and a kernel, in a container that had a CUDA process before."""
+    """From nothing to a context, an allocation and a kernel, where an earlier process recorded sizes."""
     made = environments(context, LIMIT)
     values: dict[str, Values] = {}
     for _ in range(2 if context.quick else 14):

@@ -82,7 +82,8 @@ def fit(context: Context, sizes: tuple[int, ...] = (1, 4, 20, 70, 120)) -> Itera
     """Q1: what the card says a process holds that takes all it can get."""
     client, truth = quota_many.client(context), Truth(context)
     for way, (name, allowed) in WAYS.items():
-        short = {gib: fit_once(context, client, truth, way, gib) for gib in sizes if gib * GIB < truth.total()}
+        fitting = [gib for gib in sizes if gib * GIB < truth.total()]
+        short = {gib: fit_once(context, client, truth, way, gib) for gib in fitting}
         row = Row("Q1", f"{name}: short of the limit", "MiB", f"0 over, <= {allowed} short")
         row.shim = max(short.values())
         row.met = all(0 <= value <= allowed for value in short.values())
@@ -171,8 +172,9 @@ def never_silent(context: Context) -> Iterator[Row]:
     cases = _cases(context.folder)
     for name, change in cases.items():
         env = context.environment("shim", "8192m", "broken.cache") | change
+        command = [str(client), "serve"]
         done = subprocess.run(
-            [str(client), "serve"], env=env, input="control 10240\n", capture_output=True, text=True, timeout=120
+            command, env=env, input="control 10240\n", capture_output=True, text=True, timeout=120
         )
         held = done.returncode == 0 and done.stdout.strip() == "2"
         loud = done.returncode != 0 and len([x for x in done.stderr.splitlines() if "isolator" in x]) == 1

@@ -141,8 +141,8 @@ def write(rows: list[Row], about: dict[str, str], out: Path) -> None:
 def plot(samples: dict[str, dict[str, list[float]]], path: Path) -> str:
     """Draws the distribution of each call's latency by arm; what to say where it cannot be drawn."""
     try:
-        from matplotlib import use
         from matplotlib import pyplot as plt
+        from matplotlib import use
     except ImportError:
         return "no matplotlib: the plot is left out"
     use("svg")

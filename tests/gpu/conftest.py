@@ -98,8 +98,20 @@ def client(tmp_path_factory: pytest.TempPathFactory, driver: str) -> Callable[[s
     return build
 
 
-def nvml() -> ctypes.CDLL:
-    """The real NVML, initialised, in this (bare) process."""
+class _Process(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute", ctypes.c_uint),
+    ]
+
+
+def nvml_held(pids: set[int]) -> dict[int, int]:
+    """Bytes of processes by the real NVML, which this (bare) process asks."""
     library = ctypes.CDLL(f"{_driver_folder()}/libnvidia-ml.so.1")
+    card, rows, count = ctypes.c_void_p(), (_Process * 1024)(), ctypes.c_uint(1024)
     assert library.nvmlInit_v2() == 0
-    return library
+    assert library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(card)) == 0
+    assert library.nvmlDeviceGetComputeRunningProcesses_v3(card, ctypes.byref(count), rows) == 0
+    return {row.pid: row.used for row in rows[: count.value] if row.pid in pids}

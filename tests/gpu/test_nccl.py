@@ -20,7 +20,7 @@ def cards() -> int:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_nccl(env, ranks, tmp_path):
-    """All-reduce, all-gather and a data-parallel step give the bare result; each rank is held to its card's quota."""
+    """Collectives and a data-parallel step give the bare result; each rank is held to its card's quota."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("no torch on this machine")
     if cards() < ranks:

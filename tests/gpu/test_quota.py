@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from bench.gpu import quota, quota_many
 from bench.gpu.arms import prepare
 from bench.gpu.report import Context

@@ -33,18 +33,13 @@ struct note {
 
 #include "operations.h"
 
-enum { FORKS = FAMILIES, ERRANDS, SHARES, BINARIES, ALL };
+enum { ERRANDS = FAMILIES + 1, ALL = FAMILIES + 4 };
 _Static_assert((int)ALL <= (int)TALLIES, "a row for each family");
 
 static struct seat *seat;
 static __thread struct line *line;
 static __thread int family;
 static char *binary; /* a binary image of the toolkit, NULL when there is none */
-
-const char *family_name(int number) {
-    static const char *const more[] = {"forks", "errands", "shares", "binaries", NULL};
-    return number < FAMILIES ? families[number].name : more[number - FAMILIES];
-}
 
 static CUresult count(CUresult result) {
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY)
@@ -214,32 +209,29 @@ static void binaries(struct worker *worker) {
     NEED(cuModuleUnload(module));
 }
 
-/* All families, or those that TRUTH_ONLY names. */
-static int allowed(const char *name) {
-    const char *only = getenv("TRUTH_ONLY");
-    return !only || strstr(only, name);
+/* The families that need more than one process, in the order of their numbers. */
+static const struct family more[] = {{"forks", forks, 2},
+                                     {"errands", errands, 2},
+                                     {"shares", shares, 20},
+                                     {"binaries", binaries, 6}};
+
+const char *family_name(int number) {
+    return number < FAMILIES ? families[number].name
+           : number < ALL    ? more[number - FAMILIES].name
+                             : NULL;
 }
 
+/* One of all families, or of those that TRUTH_ONLY names. An errand does nothing with others. */
 static void step(struct worker *worker, int errand) {
-    unsigned pick = errand ? 1000 : any(worker, 1000);
-    if (getenv("TRUTH_ONLY"))
-        pick = 1000;
-    family = pick < 2 ? FORKS : pick < 4 ? ERRANDS : pick < 24 ? SHARES : BINARIES;
-    if (pick < 2) {
-        forks(worker);
-    } else if (pick < 4) {
-        errands(worker);
-    } else if (pick < 24) {
-        shares(worker);
-    } else if (pick < 30) {
-        binaries(worker);
-    } else {
+    const char *only = getenv("TRUTH_ONLY");
+    do {
+        unsigned pick = any(worker, 1000), extra = 0;
+        while (extra < ALL - FAMILIES && pick >= more[extra].share)
+            pick -= more[extra++].share;
         /* The family is known before it runs: the tally is by family. */
-        do
-            family = choose(worker);
-        while (!allowed(families[family].name));
-        families[family].run(worker);
-    }
+        family = extra < ALL - FAMILIES && !errand ? FAMILIES + (int)extra : choose(worker);
+    } while (only && !strstr(only, family_name(family)));
+    (family < FAMILIES ? families[family].run : more[family - FAMILIES].run)(worker);
 }
 
 /* Waits while the sampler compares; the first thread answers its questions. */

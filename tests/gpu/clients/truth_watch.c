@@ -196,8 +196,12 @@ static void columns(int pid) {
 static void blame(const struct list *list, const char *why) {
     if (watch.verbose-- <= 0)
         return;
-    fprintf(stderr, "%s at %.3f s, ledger's sum %llu KiB\n", why, now() - watch.began,
-            (unsigned long long)list->sum / 1024);
+    uint64_t slots = 0;
+    for (unsigned int i = 0; i < list->count; i++)
+        slots += list->ours[i];
+    fprintf(stderr, "%s at %.3f s, ledger's sum %llu KiB, %lld of it of no listed process\n", why,
+            now() - watch.began, (unsigned long long)list->sum / 1024,
+            ((long long)list->sum - (long long)slots) / 1024);
     for (unsigned int i = 0; i < list->count; i++) {
         uint64_t truth = list->row[i].usedGpuMemory, ours = list->ours[i];
         fprintf(stderr, "  process %u: nvml %llu KiB, ledger %llu KiB (%+lld)", list->row[i].pid,

@@ -6,11 +6,13 @@
 /* Reserve, call, settle: the one shape of every charged call. */
 
 bool charge_once(struct process *process, struct device *device, uint64_t bytes, int kind) {
+    const struct vgpu_ext *ext = vgpu_core_ext(process->core);
     if (UNLIKELY(vgpu_charge_quietly(process->core, device->index, bytes, kind)))
         return false;
-    if (LIKELY(__atomic_load_n(&vgpu_core_ext(process->core)->estimated, __ATOMIC_SEQ_CST) ==
-               __atomic_load_n(&device->estimates, __ATOMIC_RELAXED)) ||
-        settle_estimated(process, device))
+    if (LIKELY(__atomic_load_n(&ext->estimated, __ATOMIC_SEQ_CST) ==
+                   __atomic_load_n(&device->estimates, __ATOMIC_RELAXED) &&
+               !(__atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED)) ||
+        settle_neighbours(process, device))
         return true;
     give_back(process, device, bytes, kind);
     return false;

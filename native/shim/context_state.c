@@ -230,7 +230,8 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
 /* Measured: 2 MiB about every fourth, 34 MiB for 64; kept for the next when one is destroyed. So
  * each may bring a block; where no settle corrects that, the mean must do. */
 #define STREAM_MEAN (544 * UINT64_C(1024))
-#define STREAM_SETTLE 16
+/* Charged so since a settle: then one is due. */
+#define STREAM_SETTLE 8
 
 static uint64_t stream_bytes(struct process *process) {
     bool unsettled = process->core && __atomic_load_n(&vgpu_core_ext(process->core)->state,
@@ -261,8 +262,10 @@ static CUresult stream_end(struct stream *s, CUstream *out, CUresult granted) {
     struct device *device = s->taking.device;
     CUresult result = granted;
     bool due = s->apart;
-    if (s->more && granted == CUDA_SUCCESS)
-        due = __atomic_add_fetch(&device->streams, 1, __ATOMIC_RELAXED) % STREAM_SETTLE == 0;
+    if (s->more && granted == CUDA_SUCCESS) {
+        __atomic_fetch_add(&device->streams, 1, __ATOMIC_RELAXED);
+        due = __atomic_add_fetch(&device->streams_guessed, 1, __ATOMIC_RELAXED) >= STREAM_SETTLE;
+    }
     if (due)
         result = taking_end(&s->taking, granted, false);
     else

@@ -34,7 +34,7 @@ static CUresult limited_info(struct process *process, uint64_t *free, uint64_t *
     uint64_t limit = result == CUDA_SUCCESS ? process_limit(process, device) : 0;
     if (limit == 0)
         return result;
-    settle_first(process, device);
+    settle_asked(process, device);
     pools_refresh(process, device, false);
     uint64_t used = vgpu_used(process->core, device->index);
     uint64_t left = used < limit ? limit - used : 0;

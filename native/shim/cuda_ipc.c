@@ -57,8 +57,12 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr dptr) {
     struct process *process = enter();
     if (!process || process->mode != MODE_ON)
         return real.cuIpcCloseMemHandle(dptr);
+    struct device *device;
     CUresult result = CALL_REAL(cuIpcCloseMemHandle, dptr);
-    if (result == CUDA_SUCCESS && (shares(process) & SHARE_ADOPTED))
+    if (result == CUDA_SUCCESS && (shares(process) & SHARE_ADOPTED)) {
         vgpu_core_stir(process->core);
+        if (process_current(&device, process) == CUDA_SUCCESS)
+            (void)settle(process, device, true);
+    }
     return result;
 }

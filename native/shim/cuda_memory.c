@@ -172,6 +172,8 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
         if (!r->piece)
             (void)vgpu_ledger_put(process->ledger, &r->entry);
     } else if (r->entry.aux) {
+        if (shares(process) & SHARE_EXPORTED)
+            shared_freed(process, r->address);
         if (r->ordered)
             freed_add(process, &r->entry, r->piece, r->stream);
         else
@@ -179,8 +181,6 @@ static CUresult release_end(struct release *r, struct process *process, CUresult
                       r->piece ? block_leave(process, r->entry.key)
                                : allocation_leave(process, &r->entry),
                       VGPU_KIND_DATA);
-        if (shares(process) & SHARE_EXPORTED)
-            shared_freed(process, r->address);
     } else {
         invisible_add(r->device, -(int64_t)r->entry.bytes);
         give_back(process, r->device, r->entry.bytes, VGPU_KIND_DATA);

@@ -73,9 +73,9 @@ void backing_drop(struct process *process, uint64_t id, int64_t handles, int64_t
         bindings_drop(process, id);
         return;
     }
-    give_back(process, &process->devices[backing.device], backing.bytes, VGPU_KIND_DATA);
     if (shares(process))
         vgpu_core_stir(process->core);
+    give_back(process, &process->devices[backing.device], backing.bytes, VGPU_KIND_DATA);
 }
 
 bool handle_find(struct process *process, CUmemGenericAllocationHandle handle,

@@ -105,7 +105,7 @@ static uint64_t used_of(const struct view *view) {
         return 0;
     for (int i = 0; process->mode == MODE_ON && process->ledger && i < MAX_ORDINALS; i++)
         if (__atomic_load_n(&process->devices[i].index, __ATOMIC_ACQUIRE) == view->index) {
-            settle_first(process, &process->devices[i]);
+            settle_asked(process, &process->devices[i]);
             pools_refresh(process, &process->devices[i], false);
         }
     uint64_t used = vgpu_used(process->core, view->index), dead = 0;

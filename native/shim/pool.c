@@ -73,7 +73,8 @@ static struct pool *record_start(struct process *process, CUmemoryPool handle,
     pool->process = process;
     pool->device = device;
     pool->kind = kind;
-    pool->charged = pool->credits = 0;
+    __atomic_store_n(&pool->charged, 0, __ATOMIC_RELAXED);
+    pool->credits = 0;
     pool->holders = 0;
     pool->dying = false;
     __atomic_store_n(&pool->handle, handle, __ATOMIC_RELEASE);
@@ -130,7 +131,7 @@ struct pool *pool_graph(struct process *process, struct device *device) {
 void pools_changed(struct process *process) {
     lock(process);
     own(process);
-    pools.generation++;
+    __atomic_fetch_add(&pools.generation, 1, __ATOMIC_RELAXED);
     for (int i = 0; i < MAX_ORDINALS; i++)
         __atomic_store_n(&pools.current[i], NULL, __ATOMIC_RELEASE);
     unlock(process);
@@ -166,7 +167,7 @@ uint64_t pool_forget(struct pool *pool) {
     struct process *process = pool->process;
     lock(process);
     uint64_t charged = pool->charged;
-    pool->charged = 0;
+    __atomic_store_n(&pool->charged, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&pool->handle, NULL, __ATOMIC_RELEASE);
     unlock(process);
     return charged;
@@ -395,14 +396,22 @@ CUresult pool_settle(struct pool *pool, uint64_t *credit, bool force) {
 
 /* ---- refreshing -------------------------------------------------------------------------------- */
 
-static bool hold(struct process *process, struct device *device, struct pool *pool) {
-    if (!__atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE) || pool->device != device)
+/* Of that device, or (NULL) of any. Until it is let go the record is this pool's. */
+static bool hold(struct process *process, const struct device *device, struct pool *pool) {
+    if (!__atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE))
         return false;
     lock(process);
-    bool held = pool->handle && pool->device == device && !pool->dying;
+    bool held =
+        pool->handle && (device ? pool->device == device : pool->device != NULL) && !pool->dying;
     pool->holders += held;
     unlock(process);
     return held;
+}
+
+static void let_go(struct process *process, struct pool *pool) {
+    lock(process);
+    pool->holders--;
+    unlock(process);
 }
 
 /* Growth that nobody charged is seen only while no call is in flight: those charge their own. */
@@ -421,7 +430,6 @@ static uint64_t refresh_held(struct process *process, struct pool *pool) {
             set_charged(pool, reserved);
         }
     }
-    pool->holders--;
     unlock(process);
     return back;
 }
@@ -442,6 +450,7 @@ uint64_t pools_refresh(struct process *process, struct device *device, bool trim
         if (trim && (pool->kind == POOL_GRAPH || pool_unused(pool)))
             pool_trim(pool);
         back += refresh_held(process, pool);
+        let_go(process, pool);
     }
     return back;
 }
@@ -455,7 +464,8 @@ void pools_bury(struct process *process, struct device *device, uint64_t bytes) 
     lock(process);
     pools.buried[device->ordinal] += bytes;
     unlock(process);
-    __atomic_fetch_or(&pools_watched, POOLS_BURIED, __ATOMIC_RELEASE);
+    /* It may have been freed already, in a stream that is not done. */
+    __atomic_fetch_or(&pools_watched, POOLS_BURIED | POOLS_FREED, __ATOMIC_RELEASE);
 }
 
 /* Only the driver's own figure tells what became of it. */
@@ -463,11 +473,13 @@ static void settle_buried(struct process *process) {
     uint64_t left = 0;
     for (int i = 0; i < MAX_ORDINALS; i++) {
         struct device *device = &process->devices[i];
-        if (pools.buried[i] == 0)
+        uint64_t gone = 0;
+        lock(process);
+        bool none = pools.buried[i] == 0;
+        unlock(process);
+        if (none)
             continue;
-        uint64_t before = device->other;
-        int result = settle(process, device, true);
-        uint64_t after = device->other, gone = before > after ? before - after : 0;
+        int result = settle_gone(process, device, &gone);
         lock(process);
         if (result == -ENODATA)
             gone = pools.buried[i]; /* the estimate stays for good */
@@ -477,6 +489,16 @@ static void settle_buried(struct process *process) {
     }
     if (left == 0)
         __atomic_fetch_and(&pools_watched, ~(uint32_t)POOLS_BURIED, __ATOMIC_RELEASE);
+}
+
+static void synchronized_held(struct process *process, struct pool *pool, uint32_t why) {
+    if ((why & POOLS_OVER) && !pool_fits(pool, 0) && pool_unused(pool))
+        pool_trim(pool);
+    (void)refresh_held(process, pool);
+    if (__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))
+        __atomic_fetch_or(&pools_watched, POOLS_CHARGED, __ATOMIC_RELEASE);
+    if ((why & POOLS_OVER) && !pool_fits(pool, 0))
+        __atomic_fetch_or(&pools_watched, POOLS_OVER, __ATOMIC_RELEASE);
 }
 
 /* The flags go down before the look: who charges meanwhile raises them again. */
@@ -490,17 +512,11 @@ void pools_synchronized(struct process *process, bool all) {
                                       __ATOMIC_SEQ_CST);
     struct pool *pool = __atomic_load_n(&pools.first, __ATOMIC_ACQUIRE);
     for (; pool; pool = pool->next) {
-        if (pool->kind == POOL_GRAPH || !__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))
+        if (!__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE) || !hold(process, NULL, pool))
             continue;
-        if (hold(process, pool->device, pool)) {
-            if ((why & POOLS_OVER) && !pool_fits(pool, 0) && pool_unused(pool))
-                pool_trim(pool);
-            (void)refresh_held(process, pool);
-        }
-        if (__atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE))
-            __atomic_fetch_or(&pools_watched, POOLS_CHARGED, __ATOMIC_RELEASE);
-        if ((why & POOLS_OVER) && !pool_fits(pool, 0))
-            __atomic_fetch_or(&pools_watched, POOLS_OVER, __ATOMIC_RELEASE);
+        if (pool->kind != POOL_GRAPH)
+            synchronized_held(process, pool, why);
+        let_go(process, pool);
     }
     if ((why & POOLS_FREED) && (why & POOLS_BURIED))
         settle_buried(process);

@@ -102,6 +102,7 @@ struct device {
     uint32_t contexts;        /* live or being made */
     uint32_t births;          /* contexts ever begun */
     uint32_t streams;         /* most at a time: the driver keeps the memory of destroyed ones */
+    uint32_t streams_guessed; /* of them charged by guess since the last settle */
     struct lock context_lock; /* first retain, last release and reset of the primary context */
 };
 
@@ -207,6 +208,8 @@ void settle_shared(struct process *process, struct device *device);
  * limit and `force` is not set (nothing changed); -ENODATA when NVML does not list us (the estimate
  * stays). */
 int settle(struct process *process, struct device *device, bool force);
+/* The same with `force`, and how much less is charged now. */
+int settle_gone(struct process *process, struct device *device, uint64_t *gone);
 
 /* What a first context took, where it is charged by estimate. */
 static inline void settle_first(struct process *process, struct device *device) {
@@ -262,9 +265,9 @@ uint64_t block_leave(struct process *process, uint64_t block);
  * what it may be wrong by; false: settle now. Every other process that comes near the limit looks at
  * us meanwhile. */
 bool settle_later(struct process *process, struct device *device);
-/* After a charge, where somebody was left to an estimate since we last looked: false when the limit
- * does not hold what they really took. */
-bool settle_estimated(struct process *process, struct device *device);
+/* After a charge, where somebody was left to an estimate or gave memory away since we last looked: false when
+ * the limit does not hold what others really have. */
+bool settle_neighbours(struct process *process, struct device *device);
 
 /* Charges an estimate for what a call is about to take; settle() corrects it after the call. */
 CUresult estimate_charge(struct process *process, struct device *device, uint64_t bytes);
@@ -316,7 +319,8 @@ static inline uint32_t shares(const struct process *process) {
 
 /* Memory was given to another process, or taken from one: from now on it may outlive its maker. */
 void shared_mark(struct process *process, bool exported);
-/* An allocation of a process that exports was freed. */
+/* An allocation of a process that exports was freed. Before its quota is given back, so that nobody takes that
+ * who does not know. */
 void shared_freed(struct process *process, uint64_t address);
 /* A refusal is only final when what is charged for others is still true. False: nothing changed. */
 bool settle_ghosts_again(struct process *process, struct device *device);
@@ -342,4 +346,12 @@ enum launch_reason {
 extern uint32_t launch_reasons;
 static inline void launch_watch(uint32_t reasons) {
     __atomic_fetch_or(&launch_reasons, reasons, __ATOMIC_RELAXED);
+}
+
+/* Somebody wants to know: nothing that a settle would find stays an estimate. */
+static inline void settle_asked(struct process *process, struct device *device) {
+    if (UNLIKELY(__atomic_load_n(&launch_reasons, __ATOMIC_RELAXED) & LAUNCH_UNSETTLED))
+        (void)settle(process, device, true);
+    else
+        settle_first(process, device);
 }

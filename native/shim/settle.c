@@ -251,6 +251,7 @@ static int settle_locked(struct process *process, struct device *device, bool fo
         return result;
     }
     set_state(process, VGPU_STATE_ENFORCED);
+    __atomic_store_n(&device->streams_guessed, 0, __ATOMIC_RELAXED);
     if (beyond < device->other) {
         give_back(process, device, device->other - beyond, VGPU_KIND_CONTEXT);
         device->other = beyond;
@@ -273,15 +274,26 @@ static int settle_locked(struct process *process, struct device *device, bool fo
     return 0;
 }
 
-int settle(struct process *process, struct device *device, bool force) {
+static int settle_with(struct process *process, struct device *device, bool force, uint64_t *gone) {
     if (process->mode != MODE_ON || device->index < 0)
         return 0;
     lock_take(&process->settle_lock);
+    uint64_t before = device->other;
     int result = settle_locked(process, device, force);
     if (result == 0)
         context_found(process, device);
+    *gone = before > device->other ? before - device->other : 0;
     lock_leave(&process->settle_lock);
     return result;
+}
+
+int settle(struct process *process, struct device *device, bool force) {
+    uint64_t gone;
+    return settle_with(process, device, force, &gone);
+}
+
+int settle_gone(struct process *process, struct device *device, uint64_t *gone) {
+    return settle_with(process, device, true, gone);
 }
 
 /* ---- a context by estimate ------------------------------------------------------------------ */
@@ -313,14 +325,20 @@ bool settle_later(struct process *process, struct device *device) {
     return true;
 }
 
-bool settle_estimated(struct process *process, struct device *device) {
-    uint64_t now = __atomic_load_n(&vgpu_core_ext(process->core)->estimated, __ATOMIC_SEQ_CST);
+/* Memory that changed hands since charging_begin looked may be of any size, a context only so large. */
+bool settle_neighbours(struct process *process, struct device *device) {
+    const struct vgpu_ext *ext = vgpu_core_ext(process->core);
+    uint64_t now = __atomic_load_n(&ext->estimated, __ATOMIC_SEQ_CST);
     uint64_t limit = process_limit(process, device);
-    if (is_ample(process, device, vgpu_seen(process->core, device->index)))
+    bool stirred = (__atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED) &&
+                   __atomic_load_n(&ext->stirred, __ATOMIC_SEQ_CST) !=
+                       __atomic_load_n(&device->stirred, __ATOMIC_RELAXED);
+    if (!stirred && (now == __atomic_load_n(&device->estimates, __ATOMIC_RELAXED) ||
+                     is_ample(process, device, vgpu_seen(process->core, device->index))))
         return true;
     settle_ghosts(process, device);
     __atomic_store_n(&device->estimates, now, __ATOMIC_RELAXED);
-    return vgpu_used(process->core, device->index) <= limit;
+    return !limit || vgpu_used(process->core, device->index) <= limit;
 }
 
 /* The dead are looked for here, so that the charge that follows finds none: it could not settle. */

@@ -332,6 +332,9 @@ void pool_span_free(struct cu_rec *rec) {
     free(span);
 }
 
+/* Measured: nothing comes back before the streams it was freed in are synchronised. */
 bool pool_trim(struct cu_pool *p, uint64_t keep) {
+    if (p->n_freed_on || p->freed_on_many)
+        return false;
     return trim(p, keep);
 }

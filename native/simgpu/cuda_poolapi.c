@@ -97,7 +97,8 @@ SIM_API_NEW(cuMemPoolDestroy, (CUmemoryPool handle), (handle)) {
         if (cu_devs[i].current_pool == p)
             cu_devs[i].current_pool = NULL;
     p->destroyed = true;
-    if (p->live == 0)
+    /* Measured: what was freed in a stream that is not done stays until it is. */
+    if (p->live == 0 && !p->n_freed_on && !p->freed_on_many)
         pool_end(p);
     return CUDA_SUCCESS;
 }

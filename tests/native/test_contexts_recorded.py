@@ -122,7 +122,7 @@ def test_a_wrong_record_lets_nobody_past_the_limit(
 def test_contexts_made_while_others_fill_stay_under_the_limit(
     sim_env: SimEnv, run_client: RunClient, tmp_path: Path
 ) -> None:
-    """A record that is far too small, many starts and a full quota at once: the device is never over (B046)."""
+    """With a record far too small, many starts and a full quota at once leave nothing behind (B046)."""
     env = sim_env(preload=True, limit="1500m")
     run_client("from simclient import *\ninit()", env)
     record(tmp_path, MIB)

@@ -71,7 +71,7 @@ assert same() == 0
 
 
 def test_a_context_ends_with_pieces_under_way(sim_env: SimEnv, run_client: RunClient) -> None:
-    """The end of a context ends its blocks, and the next one's of the same address are counted anew (B053)."""
+    """A context ends with its blocks; those of the next at the same address count anew (B053)."""
     code = """
 for _ in range(3):
     c = ok(ctx_create())
@@ -90,7 +90,7 @@ assert same() == 0
 
 
 def test_a_failed_free_keeps_the_count(sim_env: SimEnv, run_client: RunClient) -> None:
-    """A free that the driver refuses, twice the same pointer or one inside a piece, changes nothing (B049)."""
+    """A free that the driver refuses, of a pointer gone or inside a piece, changes nothing (B049)."""
     code = """
 p, q = ok(alloc(64 * K)), ok(alloc(64 * K))
 expect(INVALID_VALUE, free(p + 512))
@@ -105,7 +105,7 @@ assert same() == 0
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_frees(sim_env: SimEnv, run_client: RunClient, seed: int) -> None:
-    """Random pieces, frees at once and in three streams, synchronisations: charged is never below held (B047)."""
+    """Whatever the order of pieces, frees and synchronisations, what is held is charged (B047)."""
     code = f"""
 chance, live = random.Random({seed}), []
 for step in range(1500):

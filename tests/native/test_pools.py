@@ -216,3 +216,24 @@ print(alloc_async(MIB), from_pool(MIB, p))
 """
     bare = run_client(USE.replace("base()", "") + code, sim_env())
     assert _run(run_client, sim_env(preload=True, limit="1g"), code) == bare.stdout
+
+
+def test_a_pool_destroyed_with_frees_pending_is_charged_until_they_are_done(
+    sim_env: SimEnv, run_client: RunClient
+) -> None:
+    """Memory of a destroyed pool, freed in stream order, and its charge go with the synchronisation (B047)."""
+    code = """
+pool = ok(pool_create())
+pointers = [ok(from_pool(40 * MIB, pool, s)) for _ in range(4)]
+assert same() == 160
+for p in pointers: ok(free_async(p, s))
+ok(pool_destroy(pool))
+held = sim_process_used(os.getpid())
+result, left, total = mem_info()
+assert total - left >= held
+ok(sync(s))
+assert sim_process_used(os.getpid()) == held - 160 * MIB
+result, left, total = mem_info()
+assert total - left == held - 160 * MIB
+"""
+    _run(run_client, sim_env(preload=True, limit="1g"), code)

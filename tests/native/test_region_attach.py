@@ -244,32 +244,6 @@ def test_full_disk_is_told_and_no_signal(tmp_path, filler):
 
 
 def test_a_crowd_waits_for_one_maker_alone(path):
-    """While the maker of the file takes its time many wait; once it is complete none of them needs the lock."""
-    path.touch()
-    answers = []
-
-    def join() -> None:
-        with Core(path):
-            answers.append(True)
-
-    with open(path, "r+b") as held:
-        lock(held.fileno(), INIT_LOCK)
-        crowd = [threading.Thread(target=join) for _ in range(30)]
-        for one in crowd:
-            one.start()
-        time.sleep(0.2)
-        assert not answers
-        # Complete, and the lock still held: as when the maker is stopped right after its last write.
-        other = path.with_suffix(".other")
-        Core(other).close()
-        held.write(other.read_bytes())
-        held.flush()
-        for one in crowd:
-            one.join(timeout=5)
-        assert len(answers) == 30
-
-
-def test_a_crowd_waits_for_one_maker_alone(path):
     """While the maker of the file takes its time many wait; once it is complete none needs the lock."""
     path.touch()
     other = path.with_suffix(".other")

@@ -4,10 +4,10 @@
     python3 -m bench.gpu                         everything, into docs/
     python3 -m bench.gpu --only O4,Q1 --quick    some of it, for a look
 
-The arms (bare, an empty preload, libvgpu.so) are live processes told in turn to run one small batch, forth and
-back, because a machine's speed drifts; a row gives the medians, their ratio and its 95 % bootstrap interval.
-Needs the built library, Python and a C compiler; torch for whole programs, matplotlib for the plot. Exit status 1
-where a goal is missed, 2 where nothing could be measured.
+The arms (bare, an empty preload, libvgpu.so) are live processes told in turn to run one small batch,
+forth and back, because a machine's speed drifts; a row gives the medians, their ratio and its 95 %
+bootstrap interval. Needs the built library, Python and a C compiler; torch for whole programs, matplotlib
+for the plot. Exit status 1 where a goal is missed, 2 where nothing could be measured.
 """
 
 from __future__ import annotations

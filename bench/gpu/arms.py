@@ -1,4 +1,4 @@
-"""Live arms: one client bare, with an empty preload and with libvgpu.so, told to run small batches in turn."""
+"""Live arms: one client bare, with an empty preload and with libvgpu.so, told what to run in turn."""
 
 from __future__ import annotations
 

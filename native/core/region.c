@@ -220,7 +220,6 @@ static int uuid_valid(const char *uuid) {
 }
 
 static void fill_ext(struct vgpu_ext *ext, uint64_t instance) {
-    memset(ext, 0, sizeof(*ext));
     ext->version = VGPU_EXT_VERSION;
     ext->size = VGPU_EXT_SIZE;
     ext->instance = instance;
@@ -236,8 +235,13 @@ static void complete(struct vgpu_hami_region *region, struct vgpu_ext *ext) {
     __atomic_store_n(&ext->magic, VGPU_EXT_MAGIC, __ATOMIC_RELEASE);
 }
 
-static void fill_fresh(struct vgpu_hami_region *region, struct vgpu_ext *ext, uint64_t instance) {
-    memset(region, 0, sizeof(*region));
+/* `blank`: it holds zeros alone, and its pages need not be touched. */
+static void fill_fresh(struct vgpu_hami_region *region, struct vgpu_ext *ext, uint64_t instance,
+                       int blank) {
+    if (!blank) {
+        memset(region, 0, sizeof(*region));
+        memset(ext, 0, sizeof(*ext));
+    }
     region->priority = 1;
     fill_ext(ext, instance);
     complete(region, ext);
@@ -264,6 +268,7 @@ static void fill_old(struct vgpu_hami_region *region, struct vgpu_ext *ext, uint
     region->proc_num = 0;
     region->last_kernel_time = 0;
     memset(region->sem_postinit, 0, sizeof(region->sem_postinit));
+    memset(ext, 0, sizeof(*ext));
     fill_ext(ext, instance);
     complete(region, ext);
 }
@@ -310,6 +315,8 @@ int vgpu_core_map(struct vgpu_core *core, int fd) {
 
 /* Under the lock: makes or brings up to date, and maps. */
 static int prepare(struct vgpu_core *core, int fd, uint64_t instance) {
+    struct stat st;
+    int blank = !fstat(fd, &st) && st.st_size == 0;
     int verdict = judge(fd);
     int rc = verdict;
 
@@ -324,7 +331,7 @@ static int prepare(struct vgpu_core *core, int fd, uint64_t instance) {
         return rc;
     }
     if (verdict == VERDICT_FRESH) {
-        fill_fresh(core->region, core->ext, instance);
+        fill_fresh(core->region, core->ext, instance, blank);
     } else if (verdict == VERDICT_OLD) {
         fill_old(core->region, core->ext, instance);
     }
@@ -499,7 +506,7 @@ int vgpu_core_open_private(vgpu_core **out) {
         free_handle(core);
         return rc;
     }
-    fill_fresh(core->region, core->ext, 0);
+    fill_fresh(core->region, core->ext, 0, 1);
     *out = core;
     return 0;
 }

@@ -110,20 +110,22 @@ def main(arguments: list[str]) -> int:
     found: list[Row] = []
     try:
         options = parse(arguments)
+        said = about(options)
         with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
             context = Context(options.lib, options.driver, Path(folder), options.quick)
             for row in measure(context, options.only):
                 found.append(row)
+                write(found, said, options.out)
                 print(" | ".join(cell for cell in row.cells() if cell), flush=True)
-            if not options.only:
+            if not options.only or "O4" in options.only:
                 samples = calls.latencies(context, context.folder / "bench_client")
-                said = plot(samples, options.out / "gpu-latency.svg")
-                print(said or f"plot: {options.out / 'gpu-latency.svg'}")
+                missing = plot(samples, options.out / "gpu-latency.svg")
+                print(missing or f"plot: {options.out / 'gpu-latency.svg'}")
     except (BenchError, OSError, subprocess.TimeoutExpired) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     found.sort(key=lambda row: row.id or "Z")
-    write(found, about(options), options.out)
+    write(found, said, options.out)
     print(table(found))
     missed = [row.name for row in found if row.met is False]
     if missed:

@@ -17,13 +17,13 @@ BURST = 0.12  # seconds
 
 # name, work, rounds
 WORK = (
-    ("transformer, training", "transformer", 12),
-    ("ResNet-50, training", "resnet", 12),
-    ("decoding, eager", "decode", 12),
-    ("decoding, graph replayed", "graphed", 20),
+    ("transformer, training", "transformer", 8),
+    ("ResNet-50, training", "resnet", 8),
+    ("decoding, eager", "decode", 8),
+    ("decoding, graph replayed", "graphed", 12),
 )
 # The goal of this one is narrow: where a process has its memory, and which kernels it chose, is drawn anew.
-LINEAR, GENERATIONS, LINEAR_ROUNDS = "32 linear layers of 256, batch 64, training", 3, 28
+LINEAR, GENERATIONS, LINEAR_ROUNDS = "32 linear layers of 256, batch 64, training", 3, 24
 
 
 def _measure(context: Context, arms: dict[str, Arm], work: str, rounds: int) -> dict[str, list[float]]:
@@ -62,5 +62,5 @@ def rows(context: Context) -> Iterator[Row]:
     yield _row(LINEAR, linear, 0.995)
     uncached = {arm: env | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} for arm, env in plain.items()}
     with live(command, uncached, cores) as arms:
-        values = _measure(context, arms, "linear", 12)
+        values = _measure(context, arms, "linear", 8)
         yield _row("32 linear layers, no caching allocator", values, 0.98)

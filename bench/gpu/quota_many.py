@@ -28,7 +28,7 @@ def client(context: Context) -> Path:
 
 def race(context: Context, processes: int = 8, rounds: int | None = None) -> Iterator[Row]:
     """Q4: of processes that ask at once for 0.6 of what is left, exactly one wins."""
-    rounds = rounds or (50 if context.quick else 1000)
+    rounds = rounds or (50 if context.quick else 500)
     command = [str(client(context)), "race", str(processes), str(rounds)]
     env = context.environment("shim", f"{LIMIT_GIB}g", "race.cache")
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)

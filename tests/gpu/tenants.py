@@ -126,7 +126,7 @@ def agrees(env: Mapping[str, str], pid: int) -> bool:
 class Watch(threading.Thread):
     """Samples what NVML says that processes hold together; `highest` is in bytes."""
 
-    def __init__(self, pids: set[int], every: float = 0.01) -> None:
+    def __init__(self, pids: set[int], every: float = 0.02) -> None:
         super().__init__(daemon=True)
         self.pids, self.every = pids, every
         self.highest = self.samples = 0

@@ -46,11 +46,15 @@ def near(got: int, room: int, slack: int = SLACK) -> bool:
 
 def codes(crowd: list[Tenant]) -> list[int]:
     """What each said of its start."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 180
     return [int(one.line(max(1, deadline - time.monotonic()))) for one in crowd]
 
 
-@pytest.mark.parametrize(("count", "limit_gib"), [(64, 40), (64, 20), (256, 138)])
+# Measured bare: contexts are made one after the other, 240 ms each, and end in 80 ms each.
+LONG = pytest.mark.skipif(not os.environ.get("GPU_LONG"), reason="takes two minutes: GPU_LONG=1 runs it")
+
+
+@pytest.mark.parametrize(("count", "limit_gib"), [(64, 40), (256, 20), pytest.param(256, 138, marks=LONG)])
 def test_many_start_together(env, context, count, limit_gib):
     """All whose contexts fit start, the others are refused with 2, nobody hangs, and all quota comes back."""
     held = env(limit=f"{limit_gib}g")
@@ -178,7 +182,7 @@ nested = ["unshare", "-p", "-f", "--mount-proc", sys.executable, "-c", "from cud
 one = subprocess.Popen(nested, stdin=-1, stdout=-1, text=True)
 say(one.stdout.readline().strip(), info()[0], fill({STEP}))
 one.communicate("")
-say(info()[0], fill({STEP}))
+say(fill({STEP}), info()[0])
 """
     inner = "assert start() == 0\nsay(alloc(1024), info()[0])\nhold()"
     both, alone = told(env(), code.replace("CODE", repr(inner)), CONTAINER)
@@ -186,7 +190,8 @@ say(info()[0], fill({STEP}))
     assert answer == 0
     assert seen_inside == seen_outside == 2 * (1024 + context)
     assert near(more, LIMIT_MIB - seen_outside)
-    assert near(sum(map(int, alone.split())), LIMIT_MIB)
+    back, used = (int(word) for word in alone.split())
+    assert back >= 1024 + context and near(used, LIMIT_MIB)
 
 
 def test_one_is_killed_beside_others(env, context):

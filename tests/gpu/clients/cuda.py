@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as C
 import os
 import sys
+import time
 
 MIB = 1 << 20
 cu = C.CDLL("libcuda.so.1")
@@ -23,11 +24,12 @@ def alloc(mib: int) -> int:
     return cu.cuMemAlloc_v2(C.byref(C.c_uint64()), C.c_size_t(mib * MIB))
 
 
-def fill(step: int = 64) -> int:
-    """MiB that could be had in steps."""
-    got = 0
-    while alloc(step) == 0:
-        got += step
+def fill(step: int = 64, patience: float = 0.1) -> int:
+    """MiB that could be had in steps, until refused for `patience` s: that long the dead may keep theirs."""
+    got, last = 0, time.monotonic()
+    while time.monotonic() - last <= patience:
+        if alloc(step) == 0:
+            got, last = got + step, time.monotonic()
     return got
 
 

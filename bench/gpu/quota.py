@@ -8,6 +8,7 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import quota_many
@@ -17,6 +18,15 @@ from .report import BenchError, Context, Row
 HERE = Path(__file__).resolve().parent
 PATHS = HERE.parent.parent / "tests" / "gpu" / "clients" / "paths.c"
 MIB, GIB = 1 << 20, 1 << 30
+
+
+# Groups of ways that tests/gpu/clients/paths.c knows: what they are, and what the library answers.
+GROUPS = {
+    "calls": ("calls that take 8 GiB: refused", "2"),
+    "names": ("other names and look-ups of such calls: refused", "2"),
+    "kinds": ("rarer kinds, and shared memory whose maker is gone: refused", "2"),
+    "shared": ("shared memory whose maker lives: charged once", "0"),
+}
 
 
 class _Memory(ctypes.Structure):
@@ -91,31 +101,52 @@ def fit(context: Context, sizes: tuple[int, ...] = (1, 4, 20, 70, 120)) -> Itera
         yield row
 
 
-def _toolkit() -> Path | None:
+def _headers() -> Path | None:
+    """The folder of cuda.h: of CUDA_HOME, else of nvcc's toolkit."""
     found = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    root = Path(found).resolve().parent.parent
-    return next((path.parent for path in root.rglob("cuda.h")), None) if Path(found).exists() else None
+    root = Path(os.environ.get("CUDA_HOME") or Path(found).resolve().parent.parent)
+    return next((path.parent for path in root.rglob("cuda.h")), None)
+
+
+def _answers(context: Context, client: Path, arm: str, group: str) -> dict[str, str]:
+    """What each way of a group was answered, by its name."""
+    command = [str(client), str(8 * GIB), group]
+    env = context.environment(arm, "4147m", f"paths-{group}.cache")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
 def paths(context: Context) -> Iterator[Row]:
-    """Q2: 8 GiB through every way to take memory, under 4,147 MiB and bare."""
-    row, include = Row("Q2", "ways to take 8 GiB that are refused", "of all", "N of N"), _toolkit()
+    """Q2: 8 GiB through every way to take memory, under 4,147 MiB and bare; memory of two processes.
+
+    A way counts where the driver grants it bare; the others are named.
+    """
+    include = _headers()
     if include is None:
-        row.note = "not measured: no cuda.h here"
-        yield row
+        yield Row("Q2", "ways to take 8 GiB", "of all", "N of N", note="not measured: no cuda.h (CUDA_HOME)")
         return
     drivers = [str(context.driver / name) for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
-    client = build(PATHS, context.folder / "paths", f"-I{include}", *drivers, "-lpthread")
-    refused: dict[str, int] = {}
-    for arm in ("bare", "shim"):
-        env = context.environment(arm, "4147m", "paths.cache")
-        done = subprocess.run([str(client)], env=env, capture_output=True, text=True, timeout=300)
-        answers = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
-        refused[arm] = sum(answer == "2" for answer in answers.values())
-    row.bare, row.shim = float(refused["bare"]), float(refused["shim"])
-    row.met = refused == {"bare": 0, "shim": len(answers)}
-    row.note = f"of {len(answers)}"
-    yield row
+    client = build(PATHS, context.folder / "paths", f"-I{include}", *drivers, "-lpthread", "-ldl")
+    for group, (name, due) in GROUPS.items():
+        bare = _answers(context, client, "bare", group)
+        ways = [way for way, answer in bare.items() if answer == "0"]
+        shim = _answers(context, client, "shim", group)
+        missed = [f"{way}: {shim.get(way)}" for way in ways if shim.get(way) != due]
+        row = Row("Q2", name, f"of {len(ways)}", f"{len(ways)} of {len(ways)}")
+        row.bare, row.shim = 0.0, float(len(ways) - len(missed))
+        if due == "0":
+            row.bare = float(len(ways))
+        row.met = bool(ways) and not missed
+        closed = [f"{way} ({answer})" for way, answer in bare.items() if answer != "0"]
+        row.note = "; ".join(
+            part
+            for part in (
+                "missed " + ", ".join(missed) if missed else "",
+                "the driver itself refuses " + ", ".join(closed) if closed else "",
+            )
+            if part
+        )
+        yield row
 
 
 def refusals(context: Context) -> Iterator[Row]:
@@ -143,46 +174,77 @@ def refusals(context: Context) -> Iterator[Row]:
 # ---- never silent ---------------------------------------------------------------------------------
 
 
+LIMIT, CACHE = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+UNUSABLE = ("0", "0m", "abc", "-1", "1e9", "4147", "63m", "4 g", "9999999999999999999", "99999999999g")
+# Runs what follows where the folder is read-only.
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+
+
 def _cases(folder: Path) -> dict[str, dict[str, str]]:
     """Broken set-ups, as changes of a good environment."""
     (folder / "corrupt.cache").write_bytes(os.urandom(4096))
     (folder / "old.cache").write_bytes(b"\x4e\xf7\x2f\x01" + b"\x63\0\0\0" * 2 + bytes(2_183_168 - 12))
     (folder / "short.cache").write_bytes(b"\x4e\xf7\x2f\x01")
-    limit, cache = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-    return {
-        "no limit where one is required": {limit: "", "ISOLATOR_ENFORCE": "required"},
-        "limit 0": {limit: "0"},
-        "limit 0m": {limit: "0m"},
-        "limit abc": {limit: "abc"},
-        "limit -1": {limit: "-1"},
-        "limit 1e9": {limit: "1e9"},
-        "limit without a unit, 4147": {limit: "4147"},
-        "limit over 2^63": {limit: "9999999999999999999"},
-        "no folder for the region": {cache: str(folder / "missing" / "usage.cache")},
-        "the region is a folder": {cache: str(folder)},
-        "the region is noise": {cache: str(folder / "corrupt.cache")},
-        "the region has another version": {cache: str(folder / "old.cache")},
-        "the region is cut off": {cache: str(folder / "short.cache")},
+    regions = {
+        "no folder for the region": folder / "missing" / "usage.cache",
+        "the region is a folder": folder,
+        "the region is noise": folder / "corrupt.cache",
+        "the region has another version": folder / "old.cache",
+        "the region is cut off": folder / "short.cache",
     }
+    cases = {f"limit {text}": {LIMIT: text} for text in UNUSABLE}
+    cases |= {name: {CACHE: str(path)} for name, path in regions.items()}
+    required = {"ISOLATOR_ENFORCE": "required"}
+    cases |= {f"{name}, required": change | required for name, change in cases.items()}
+    cases["no limit, required"] = required | {LIMIT: "", CACHE: str(folder / "fresh.cache")}
+    cases["no limit, one recorded in the region"] = {LIMIT: ""}
+    return cases
+
+
+def _outcome(command: list[str], env: dict[str, str]) -> str:
+    """How a start ends that is due 8 GiB: "held", "refused" with one line, or "" for silently uncapped."""
+    done = subprocess.run(
+        command, env=env, input="control 10240\n", capture_output=True, text=True, timeout=120
+    )
+    if done.returncode == 0:
+        return "held" if done.stdout.strip() == "2" else ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("isolator[")]
+    return "refused" if len(lines) == 1 else ""
+
+
+def _read_only(context: Context, command: list[str], env: dict[str, str]) -> str | None:
+    """The outcome on a read-only mount; None where this machine lets nobody mount."""
+    folder = context.folder / "read-only"
+    folder.mkdir()
+    there = ["unshare", "--mount", "sh", "-c", READ_ONLY, str(folder)]
+    if not shutil.which("unshare") or subprocess.run([*there, "true"], capture_output=True).returncode:
+        return None
+    return _outcome([*there, *command], env | {CACHE: str(folder / "usage.cache")})
 
 
 def never_silent(context: Context) -> Iterator[Row]:
     """Q9: each broken set-up is a refused start with one line, or is held; none passes unheard."""
-    client, silent, refused = context.folder / "bench_client", [], 0
-    cases = _cases(context.folder)
-    for name, change in cases.items():
-        env = context.environment("shim", "8192m", "broken.cache") | change
-        command = [str(client), "serve"]
-        done = subprocess.run(
-            command, env=env, input="control 10240\n", capture_output=True, text=True, timeout=120
-        )
-        held = done.returncode == 0 and done.stdout.strip() == "2"
-        loud = done.returncode != 0 and len([x for x in done.stderr.splitlines() if "isolator" in x]) == 1
-        refused += loud
-        if not held and not loud:
-            silent.append(name)
-    row = Row("Q9", "broken set-ups that pass silently uncapped", f"of {len(cases)}", "0")
+    command = [str(context.folder / "bench_client"), "serve"]
+    good = context.environment("shim", "8192m", "good.cache")
+    heard: dict[str, str] = {"nothing broken": _outcome(command, good)}
+    if heard["nothing broken"] != "held":
+        raise BenchError("the control is not held: no case counts")
+    with ThreadPoolExecutor(4) as pool:
+        cases = _cases(context.folder)
+        outcomes = pool.map(lambda change: _outcome(command, good | change), cases.values())
+        heard |= dict(zip(cases, outcomes, strict=True))
+    read_only = _read_only(context, command, good)
+    if read_only is not None:
+        heard["the region is on a read-only mount"] = read_only
+    above = good | {LIMIT: "999g", CACHE: str(context.folder / "above.cache")}
+    shown = subprocess.run(
+        [str(quota_many.client(context)), "total"], env=above, capture_output=True, text=True, timeout=120
+    ).stdout
+    heard["limit above the card"] = "held" if 0 < int(shown or 0) <= Truth(context).total() else ""
+    silent = [name for name, outcome in heard.items() if not outcome]
+    row = Row("Q9", "broken set-ups that pass silently uncapped", f"of {len(heard)}", "0")
     row.shim, row.met = float(len(silent)), not silent
+    refused = sum(outcome == "refused" for outcome in heard.values())
     row.note = ", ".join(silent) or f"{refused} refuse to start with one line, the others are held"
     yield row
 

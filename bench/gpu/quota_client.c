@@ -7,6 +7,7 @@
  *   quota_client slot                 holds a slot without a context; "ready", then waits
  *   quota_client together             waits for the end of its input; ns of the library's own start, by the clock and by
  *                                     processor time
+ *   quota_client total                bytes of the device, as the driver tells them
  *   quota_client bystander            "ready"; each line of input is a number of MiB to get and free: ns until it did;
  *                                     at the end the longest refusal meanwhile, ns */
 #define _GNU_SOURCE
@@ -87,6 +88,13 @@ static void wait_for_end(void) {
     fflush(stdout);
     while (fgets(line, sizeof line, stdin))
         ;
+}
+
+static void total(void) {
+    size_t free, bytes = 0;
+    must_start();
+    (void)cuMemGetInfo_v2(&free, &bytes);
+    printf("%zu\n", bytes);
 }
 
 /* ---- fit ------------------------------------------------------------------------------------ */
@@ -248,6 +256,8 @@ int main(int count, char **arguments) {
         churn((unsigned)atoi(arguments[2]));
     else if (!strcmp(mode, "bystander"))
         bystander();
+    else if (!strcmp(mode, "total"))
+        total();
     else if (!strcmp(mode, "together"))
         together();
     else if (!strcmp(mode, "slot") && !cuInit(0)) {

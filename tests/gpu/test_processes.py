@@ -54,7 +54,9 @@ def codes(crowd: list[Tenant]) -> list[int]:
 LONG = pytest.mark.skipif(not os.environ.get("GPU_LONG"), reason="takes two minutes: GPU_LONG=1 runs it")
 
 
-@pytest.mark.parametrize(("count", "limit_gib"), [(64, 40), (256, 20), pytest.param(256, 138, marks=LONG)])
+@pytest.mark.parametrize(
+    ("count", "limit_gib"), [(64, 40), (64, 20), (256, 20), pytest.param(256, 138, marks=LONG)]
+)
 def test_many_start_together(env, context, count, limit_gib):
     """All whose contexts fit start, the others are refused with 2, nobody hangs, and all quota comes back."""
     held = env(limit=f"{limit_gib}g")

@@ -150,3 +150,19 @@ for _ in range(60):
         errors = run.communicate(timeout=120)[1]
         assert (run.returncode, errors) == (0, "")
     assert run_client("from contextcalls import *\nstart()\nprint(same())", env).stdout == "0\n"
+
+
+@pytest.mark.parametrize("first", ["100", "25"])
+def test_contexts_of_several_sizes_in_one_container(
+    sim_env: SimEnv, run_client: RunClient, first: str
+) -> None:
+    """A client of MPS with a share has a smaller context; what one recorded lets the other past nothing."""
+    share = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    env = sim_env(preload=True, limit="4000m", SIMGPU_MODEL="H200")
+    others = env | {share: "25" if first == "100" else "100"}
+    run_client("from simclient import *\ninit()", env | {share: first})
+    with holder(others, MAKES[0]) as (idle, has_nvml):
+        assert not has_nvml
+        got = int(run_client(FILL.format(limit=4000), others).stdout)
+        assert got > 2000
+        tell(idle, "ok(set_current(ok(retain()))); ok(alloc(MIB)); same()")

@@ -41,6 +41,14 @@ def test_killed_processes_give_their_quota_back(context):
     check(quota_many.kills(context, times=200))
 
 
+def test_other_ways_to_take_memory_are_held(context):
+    """Other names, look-ups and rarer kinds are refused past the quota; shared memory is charged once."""
+    rows = list(quota.paths(context, ("names", "kinds", "shared")))
+    if len(rows) == 1:
+        pytest.skip(rows[0].note)
+    check(rows)
+
+
 def test_broken_set_ups_are_never_silent(context):
     """A limit or region that cannot be used is a refused start with one line."""
     check(quota.never_silent(context))

@@ -231,11 +231,15 @@ static void set_state(struct process *process, enum vgpu_enforcement state) {
 
 /* What a lone first context was found to take is what later processes charge for theirs. */
 static void context_found(struct process *process, struct device *device) {
-    uint64_t *word = &vgpu_core_ext(process->core)->context_bytes[device->index];
+    struct vgpu_ext *ext = vgpu_core_ext(process->core);
+    uint64_t *word = &ext->context_bytes[device->index];
     if (!device->estimated)
         return;
     __atomic_store_n(&device->estimated, false, __ATOMIC_RELEASE);
-    if (__atomic_load_n(&device->births, __ATOMIC_ACQUIRE) == 1 && device->other &&
+    /* Memory that a process gave to this one and is gone would be taken for the context's. */
+    bool shared = __atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED &&
+                  __atomic_load_n(word, __ATOMIC_RELAXED);
+    if (!shared && __atomic_load_n(&device->births, __ATOMIC_ACQUIRE) == 1 && device->other &&
         __atomic_load_n(word, __ATOMIC_RELAXED) != device->other)
         __atomic_store_n(word, device->other, __ATOMIC_RELAXED);
 }

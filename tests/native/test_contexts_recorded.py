@@ -166,3 +166,26 @@ def test_contexts_of_several_sizes_in_one_container(
         got = int(run_client(FILL.format(limit=4000), others).stdout)
         assert got > 2000
         tell(idle, "ok(set_current(ok(retain()))); ok(alloc(MIB)); same()")
+
+
+def test_memory_of_a_dead_maker_is_no_part_of_the_record(
+    sim_env: SimEnv, run_client: RunClient, tmp_path: Path
+) -> None:
+    """What a process holds of one that is gone, when its context is settled, is not the context's (B057)."""
+    env = sim_env(preload=True, limit="1g")
+    run_client("from simclient import *\ninit()", env)
+    maker = "import sys\nfrom simclient import *\ninit()\n"
+    maker += "print(ok(ipc_get(ok(alloc(200 * MIB)))).hex(), flush=True)\nsys.stdin.read()"
+    code = f"""
+import subprocess, sys
+from simclient import *
+init()
+maker = subprocess.Popen([sys.executable, "-c", {maker!r}], stdin=-1, stdout=-1, text=True)
+ok(ipc_open(bytes.fromhex(maker.stdout.readline())))
+maker.kill(); maker.wait()
+ok(alloc(MIB))
+"""
+    run_client(code, env)
+    with (tmp_path / "usage.cache").open("rb") as region:
+        region.seek(CONTEXT_BYTES)
+        assert struct.unpack("<Q", region.read(8)) == (CONTEXT,)

@@ -16,11 +16,11 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 BUILD_REQUIRES = $$($(PY) -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
 
-C_FILES = $(wildcard native/*/*.[ch] tests/*/*.[ch] tests/*/clients/*.[ch] bench/*.c)
+C_FILES = $(wildcard native/*/*.[ch] tests/*/*.[ch] tests/*/clients/*.[ch] bench/*.c bench/*/*.c)
 TOOLS = python3-venv python3-dev gcc libc6-dev binutils strace qemu-user-static
-PY_FILES = $(wildcard isolator/*.py isolator/*/*.py native/*.py tests/*.py tests/*/*.py bench/*.py)
+PY_FILES = $(wildcard isolator/*.py isolator/*/*.py native/*.py tests/*.py tests/*/*.py bench/*.py bench/*/*.py)
 
-.PHONY: help setup tools build demo test test-cluster test-gpu cluster-tools bench sanitize fuzz image chart lint format clean
+.PHONY: help setup tools build demo test test-cluster test-gpu cluster-tools bench bench-gpu sanitize fuzz image chart lint format clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -68,6 +68,10 @@ bench: build ## what calls, admissions, scrapes and idle nodes cost, with target
 		echo "== bench/$$each.py $$arguments"; \
 		$(PY) bench/$$each.py $$arguments || missed="$$missed $$each"; arguments=; done; \
 		test -z "$$missed" || { echo "bench: targets missed (or not measured) in:$$missed" >&2; exit 1; }
+
+# As test-gpu: the built library and the system's python3 are enough; torch and matplotlib where they are there.
+bench-gpu: ## every figure on a real GPU, beside a bare program, into docs/ (LIBVGPU=path, ARGS="--only O4 --quick")
+	@LIBVGPU="$${LIBVGPU:-$(CURDIR)/isolator/lib/$$(uname -m)/libvgpu.so}" python3 -m bench.gpu $(ARGS)
 
 sanitize: build ## core, shim and simulated GPU under ASan, UBSan and TSan
 	@.ci/tools clang

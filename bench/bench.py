@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What a driver call costs: bare, with an empty library preloaded, and with libvgpu.so preloaded.
 
-    bench/bench.py                     on the simulated GPU
-    bench/bench.py --gpu real          on the driver the system (or LD_LIBRARY_PATH) has
+On the simulated GPU, whose calls take next to nothing: what is left is the library's own. A real one is for
+`make bench-gpu`.
 
 The three arms run in rounds, each round forth and back (ABC CBA), because a machine's speed drifts; a pass
 takes the quickest of a few short batches. A row gives the medians over the rounds, their ratio to the bare
@@ -41,10 +41,7 @@ TARGETS = (
     ("cuMemCreate", 250, 0.01),
     ("cuMemFree", 250, 0.01),
     ("first cuInit", 200_000, 0.0),
-    ("first primary context", 0, 0.005),
 )
-# The simulated card makes a context in microseconds: a share of that says nothing.
-REAL_ONLY = "first primary context"
 # What a refusal by the shim may take.
 ABSOLUTE = {"refused cuMemAlloc mean": 100, "refused cuMemAlloc p50": 60, "refused cuMemAlloc p99": 2000}
 
@@ -91,9 +88,8 @@ class Bench:
         env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         env["CUDA_DEVICE_MEMORY_LIMIT"] = f"{LIMIT}m"
         env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = str(self.folder / "usage.cache")
-        if self.options.gpu == "sim":
-            env["LD_LIBRARY_PATH"] = str(self.options.sim)
-            env["SIMGPU_STATE"] = str(self.card)
+        env["LD_LIBRARY_PATH"] = str(self.options.sim)
+        env["SIMGPU_STATE"] = str(self.card)
         if self.preload[arm]:
             env["LD_PRELOAD"] = self.preload[arm]
         return env
@@ -170,7 +166,7 @@ class Row:
     allowed: float | None = None
     met: bool | None = None
 
-    def judge(self, gpu: str) -> None:
+    def judge(self) -> None:
         """Compares with the bare arm where it has the row, and with the target where there is one."""
         if "bare" in self.ns:
             bare = self.ns["bare"]
@@ -178,7 +174,7 @@ class Row:
             self.added, self.ratio = self.ns["shim"] - bare, self.ns["shim"] / bare
             self.ratio_range = min(ratios), max(ratios)
             fit = next((t for t in TARGETS if self.name.startswith(t[0])), None)
-            if fit and (gpu == "real" or fit[0] != REAL_ONLY):
+            if fit:
                 self.allowed = max(fit[1], fit[2] * bare)
         else:
             self.allowed = ABSOLUTE.get(self.name)
@@ -196,12 +192,12 @@ class Row:
         return cells
 
 
-def rows(values: dict[str, dict[str, list[float]]], gpu: str) -> list[Row]:
+def rows(values: dict[str, dict[str, list[float]]]) -> list[Row]:
     """Every call's row, judged."""
     found = []
     for name, rounds in values.items():
         row = Row(name, {arm: statistics.median(each) for arm, each in rounds.items()}, rounds)
-        row.judge(gpu)
+        row.judge()
         found.append(row)
     return found
 
@@ -229,7 +225,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line, with the paths of this checkout as defaults."""
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine(), platform.machine())
     parser = argparse.ArgumentParser(description="ns per driver call: bare, empty preload, libvgpu.so")
-    parser.add_argument("--gpu", choices=("sim", "real"), default="sim")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=None, help="for each call in each pass")
     lib = os.environ.get("LIBVGPU") or ROOT / "isolator" / "lib" / machine / "libvgpu.so"
@@ -237,10 +232,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sim", type=Path, default=ROOT / "isolator" / "sim")
     parser.add_argument("--json", type=Path, default=ROOT / "bench" / "results.json")
     options = parser.parse_args(arguments)
-    options.seconds = options.seconds or (0.02 if options.gpu == "sim" else 0.05)
-    options.starts = 10 if options.gpu == "sim" else 3
-    needed = [options.lib] + ([options.sim / "libcuda.so.1"] if options.gpu == "sim" else [])
-    for path in needed:
+    options.seconds = options.seconds or 0.02
+    options.starts = 10
+    for path in (options.lib, options.sim / "libcuda.so.1"):
         if not path.is_file():
             raise BenchError(f"{path} is missing: run 'make build'")
     return options
@@ -265,12 +259,12 @@ def main(arguments: list[str]) -> int:
     except (BenchError, OSError, subprocess.TimeoutExpired) as error:
         print(f"\nbench: {error}", file=sys.stderr)
         return 1
-    found = rows(bench.values, options.gpu)
+    found = rows(bench.values)
     print(table(found))
     if bench.failed:
         print("did not work, so not measured:", ", ".join(sorted(bench.failed)))
     report = {
-        "gpu": options.gpu,
+        "gpu": "sim",
         "rounds": options.rounds,
         "cpu": platform.processor() or platform.machine(),
         "kernel": platform.release(),

@@ -113,4 +113,4 @@ def batch_size(arm: Arm, name: str, seconds: float) -> int:
 
 def environments(context: Context, limit: str) -> dict[str, dict[str, str]]:
     """Those of the three arms, with one region file."""
-    return {arm: context.environment(arm, limit, "bench.cache") for arm in ARMS}
+    return {arm: context.environment(arm, limit, f"bench-{limit}.cache") for arm in ARMS}

@@ -39,7 +39,7 @@ def _row(name: str, values: dict[str, list[float]], allowed: float) -> Row:
     row = compared(Row("O7", name, "ns a step", f"{allowed} of bare"), values, 1 / allowed)
     assert row.bare and row.shim and row.spread
     low, high = (1 / edge for edge in reversed(row.spread))
-    row.note = f"speed {row.bare / row.shim:.4f} of bare ({low:.4f} to {high:.4f})"
+    row.note += f"; speed {row.bare / row.shim:.4f} of bare ({low:.4f} to {high:.4f})"
     return row
 
 

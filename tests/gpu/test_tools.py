@@ -39,6 +39,19 @@ def small(client):
 
 HELD = f"last=67108863 total_mib={LIMIT_MIB} large=2"
 
+# Preloads as in a container: profilers set LD_PRELOAD for the program themselves.
+PRELOADED = 'mount --make-rprivate / && mount -t overlay overlay -o lowerdir="$0":/etc /etc && exec "$@"'
+
+
+def preloaded(env, folder):
+    """A command line's beginning, and its environment, where /etc/ld.so.preload names the library."""
+    if os.geteuid() != 0:
+        pytest.skip("a mount namespace needs root")
+    made = env()
+    (folder / "etc").mkdir()
+    (folder / "etc" / "ld.so.preload").write_text(made.pop("LD_PRELOAD") + "\n")
+    return ["unshare", "-m", "sh", "-c", PRELOADED, str(folder / "etc")], made
+
 
 def test_small_program_alone(small, env):
     """The program itself: held under a quota, granted bare."""
@@ -46,15 +59,17 @@ def test_small_program_alone(small, env):
     assert "large=0" in run([str(small)], env(limit=None))
 
 
-def test_compute_sanitizer(small, env):
+def test_compute_sanitizer(small, env, tmp_path):
     """compute-sanitizer finds nothing, and the program is held under it."""
-    out = run([tool("compute-sanitizer"), "--report-api-errors", "no", str(small)], env())
+    inside, made = preloaded(env, tmp_path)
+    out = run([*inside, tool("compute-sanitizer"), "--report-api-errors", "no", str(small)], made)
     assert HELD in out and "ERROR SUMMARY: 0 errors" in out
 
 
-def test_ncu(small, env):
+def test_ncu(small, env, tmp_path):
     """ncu profiles the kernel of a held program."""
-    out = run([tool("ncu"), "--target-processes", "all", str(small)], env())
+    inside, made = preloaded(env, tmp_path)
+    out = run([*inside, tool("ncu"), "--target-processes", "all", str(small)], made)
     assert HELD in out and "fill(int *, int)" in out
 
 
@@ -160,7 +175,8 @@ print(json.dumps({
     "pids": {p.pid: p.usedGpuMemory for p in n.nvmlDeviceGetComputeRunningProcesses(h)},
     "graphics": len(n.nvmlDeviceGetGraphicsRunningProcesses(h)),
     "uuid": n.nvmlDeviceGetUUID(h), "name": n.nvmlDeviceGetName(h), "count": n.nvmlDeviceGetCount(),
-    "bar": bar.bar1Total, "driver": n.nvmlSystemGetDriverVersion(), "cuda": n.nvmlSystemGetCudaDriverVersion(),
+    "bar": bar.bar1Total,
+    "driver": n.nvmlSystemGetDriverVersion(), "cuda": n.nvmlSystemGetCudaDriverVersion(),
     "same": n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(h))),
     "busy": n.nvmlDeviceGetUtilizationRates(h).gpu >= 0,
 }))

@@ -90,7 +90,7 @@ assert same() == 0
 
 
 def test_a_failed_free_keeps_the_count(sim_env: SimEnv, run_client: RunClient) -> None:
-    """A free that the driver refuses, of a pointer gone or inside a piece, changes nothing (B049)."""
+    """A free that the driver refuses, of a pointer gone or inside a piece, changes nothing."""
     code = """
 p, q = ok(alloc(64 * K)), ok(alloc(64 * K))
 expect(INVALID_VALUE, free(p + 512))

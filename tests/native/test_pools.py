@@ -221,7 +221,7 @@ print(alloc_async(MIB), from_pool(MIB, p))
 def test_a_pool_destroyed_with_frees_pending_is_charged_until_they_are_done(
     sim_env: SimEnv, run_client: RunClient
 ) -> None:
-    """Memory of a destroyed pool, freed in stream order, goes with its charge at a synchronise (B047)."""
+    """What a destroyed pool had freed in stream order goes, with its charge, at the synchronise (B047)."""
     code = """
 pool = ok(pool_create())
 pointers = [ok(from_pool(40 * MIB, pool, s)) for _ in range(4)]

@@ -323,11 +323,7 @@ static int prepare(struct vgpu_core *core, int fd, uint64_t instance) {
     if (verdict >= 0 && verdict != VERDICT_OURS) {
         rc = allocate(fd);
     }
-    if (rc < 0) {
-        return rc;
-    }
-    rc = vgpu_core_map(core, fd);
-    if (rc < 0) {
+    if (rc < 0 || (rc = vgpu_core_map(core, fd)) < 0) {
         return rc;
     }
     if (verdict == VERDICT_FRESH) {
@@ -336,11 +332,9 @@ static int prepare(struct vgpu_core *core, int fd, uint64_t instance) {
         fill_old(core->region, core->ext, instance);
     }
     core->creator = verdict != VERDICT_OURS;
-    if (instance && core->ext->instance != instance) {
-        rc = vgpu_file_locked(fd, VGPU_SLOT_LOCK_AT, VGPU_MAX_SLOTS);
-        if (rc == 0) {
-            forget_run(core, instance);
-        }
+    if (instance && core->ext->instance != instance &&
+        !(rc = vgpu_file_locked(fd, VGPU_SLOT_LOCK_AT, VGPU_MAX_SLOTS))) {
+        forget_run(core, instance);
     }
     return rc < 0 ? rc : 0;
 }

@@ -8,6 +8,9 @@
 /* Records of pools and the arithmetic of their charge. */
 
 #define CHUNK_BYTES 4096
+/* Synchronisations of other streams that may come before that of the one which keeps a destroyed pool's
+ * memory. */
+#define BURIED_LOOKS 16
 
 /* Appended to, never taken from; valid only for its owner. */
 static struct {
@@ -19,6 +22,7 @@ static struct {
     struct pool *graph[MAX_ORDINALS];
     uint32_t generation;           /* of `current` */
     uint64_t buried[MAX_ORDINALS]; /* of destroyed pools, in the device's `other` */
+    uint32_t looks;                /* synchronisations that still look for what became of that */
 } pools;
 
 uint32_t pools_watched;
@@ -463,8 +467,9 @@ void pools_bury(struct process *process, struct device *device, uint64_t bytes) 
     lock_leave(&process->settle_lock);
     lock(process);
     pools.buried[device->ordinal] += bytes;
-    unlock(process);
     /* It may have been freed already, in a stream that is not done. */
+    pools.looks = BURIED_LOOKS;
+    unlock(process);
     __atomic_fetch_or(&pools_watched, POOLS_BURIED | POOLS_FREED, __ATOMIC_RELEASE);
 }
 
@@ -487,8 +492,13 @@ static void settle_buried(struct process *process) {
         left += pools.buried[i];
         unlock(process);
     }
+    lock(process);
+    bool again = left && pools.looks && pools.looks--;
+    unlock(process);
     if (left == 0)
         __atomic_fetch_and(&pools_watched, ~(uint32_t)POOLS_BURIED, __ATOMIC_RELEASE);
+    else if (again)
+        __atomic_fetch_or(&pools_watched, POOLS_FREED, __ATOMIC_RELEASE);
 }
 
 static void synchronized_held(struct process *process, struct pool *pool, uint32_t why) {

@@ -237,3 +237,23 @@ result, left, total = mem_info()
 assert total - left == held - 160 * MIB
 """
     _run(run_client, sim_env(preload=True, limit="1g"), code)
+
+
+def test_a_destroyed_pool_is_given_back_whichever_stream_is_done_first(
+    sim_env: SimEnv, run_client: RunClient
+) -> None:
+    """The synchronise of another stream does not end the search for what a destroyed pool held (B047)."""
+    code = """
+import subprocess, sys
+LOOK = [sys.executable, "-c", "from simclient import *; print(nvml_memory()[3])"]
+other = stream()
+ok(synchronize()); mem_info()
+before = subprocess.check_output(LOOK)
+pool = ok(pool_create())
+ok(free_async(ok(from_pool(40 * MIB, pool, s)), s))
+ok(pool_destroy(pool))
+ok(sync(other)); ok(sync(other))
+ok(sync(s))
+assert subprocess.check_output(LOOK) == before
+"""
+    _run(run_client, sim_env(preload=True, limit="1g"), code)

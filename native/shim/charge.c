@@ -58,8 +58,8 @@ CUresult allocation_begin(struct allocation *a, struct process *process, uint64_
 
 /* The driver's own rule, measured: it holds one block for each distinct address >> GRANULE_SHIFT
  * that any live allocation of the context covers. Blocks covered whole belong to one allocation;
- * those at its edges may be shared and are counted. One that lies in a
- * single block is known by that count alone: of thousands of small ones only their blocks are kept. */
+ * those at its edges may be shared and are counted. One that lies in a single block is known by that
+ * count alone: of thousands of small ones only their blocks are kept. */
 struct extent {
     uint64_t whole; /* bytes in blocks covered whole */
     uint64_t edge[2];

@@ -313,9 +313,9 @@ static bool is_ample(struct process *process, struct device *device, uint64_t us
     return !limit || (margin <= limit && used <= limit - margin);
 }
 
-/* How large a context is depends on more than the card (measured: 276 MiB instead of 518 for a client of
- * MPS), so a recorded size is no certainty. Told first, then looked: of this process and one that charges
- * meanwhile, one sees the other. */
+/* How large a context is depends on more than the card (measured: 274 MiB instead of 518 for a client of
+ * MPS with half the multiprocessors), so a recorded size is no certainty. Told first, then looked: of this
+ * process and one that charges meanwhile, one sees the other. */
 bool settle_later(struct process *process, struct device *device) {
     struct vgpu_ext *ext = vgpu_core_ext(process->core);
     uint32_t unknown = VGPU_STATE_UNKNOWN;

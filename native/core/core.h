@@ -116,9 +116,6 @@ uint64_t vgpu_used(vgpu_core *core, int device);
  * too low. */
 uint64_t vgpu_used_roughly(vgpu_core *core, int device);
 
-/* As vgpu_used_roughly, as the last charge of this process saw it. */
-uint64_t vgpu_seen(const vgpu_core *core, int device);
-
 /* Bytes granted to this process. */
 uint64_t vgpu_used_own(const vgpu_core *core, int device);
 

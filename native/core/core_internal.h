@@ -31,7 +31,6 @@ struct vgpu_own {
     uint64_t column[3]; /* bytes by enum vgpu_kind; their sum is the granted half of shadow */
     uint64_t limit;     /* bytes, 0 = none */
     uint64_t recorded;  /* the region's limit word as we last agreed with it, 0 = not yet */
-    uint64_t seen; /* bytes of everybody, announced ones included, as our last charge saw them */
 } __attribute__((aligned(64)));
 
 struct vgpu_core {

@@ -324,7 +324,6 @@ static inline struct sums look(const struct vgpu_core *core, int device) {
 static inline void note_peak(struct vgpu_core *core, int device, const struct sums *sums) {
     uint64_t bytes = (sums->granted + sums->undecided) * VGPU_UNIT;
 
-    __atomic_store_n(&core->own[device].seen, bytes, __ATOMIC_RELAXED);
     if (bytes > __atomic_load_n(&core->ext->peak[device], __ATOMIC_RELAXED)) {
         __atomic_store_n(&core->ext->peak[device], bytes, __ATOMIC_RELAXED);
     }
@@ -519,10 +518,6 @@ uint64_t vgpu_used_roughly(vgpu_core *core, int device) {
     }
     struct sums sums = look(core, device);
     return bytes_of(sums.granted + sums.undecided);
-}
-
-uint64_t vgpu_seen(const vgpu_core *core, int device) {
-    return vgpu_bad_device(device) ? 0 : __atomic_load_n(&core->own[device].seen, __ATOMIC_RELAXED);
 }
 
 uint64_t vgpu_used_own(const vgpu_core *core, int device) {

@@ -49,7 +49,6 @@ _Static_assert(VGPU_REGION_SIZE == VGPU_EXT_OFFSET + VGPU_EXT_SIZE, "layout");
 
 /* A start that waits is better than one refused: the maker may be short of a processor. */
 #define INIT_WAIT_NS (1000 * VGPU_NS_PER_MS)
-#define OPEN_TRIES 8
 #define CHUNK 65536
 /* 1.1 as it was for some weeks: same version words, other offsets; only its size tells. */
 #define TRANSITIONAL_SIZE 2008984
@@ -467,11 +466,8 @@ int vgpu_core_open(vgpu_core **out, const char *path, int mode, uint64_t instanc
     memcpy(core->path, path, length + 1);
     core->read_only = mode == VGPU_OPEN_READ;
     /* -EAGAIN: the file was made, replaced or deleted meanwhile. */
-    for (int tries = 0; tries < OPEN_TRIES; tries++) {
-        rc = try_open(core, mode, instance);
-        if (rc != -EAGAIN) {
-            break;
-        }
+    uint64_t end = vgpu_clock(CLOCK_MONOTONIC) + INIT_WAIT_NS;
+    while ((rc = try_open(core, mode, instance)) == -EAGAIN && vgpu_clock(CLOCK_MONOTONIC) < end) {
         vgpu_nap(200000);
     }
     if (rc) {
@@ -589,6 +585,9 @@ int vgpu_core_device(vgpu_core *core, const char *uuid, int add) {
     }
     if (index < 0) {
         index = rc < 0 ? rc : add_device(core, uuid);
+    }
+    if (rc == 1) {
+        vgpu_file_unlock(fd, VGPU_INIT_LOCK_AT);
     }
     if (fd >= 0) {
         close(fd);

@@ -14,8 +14,9 @@ bool charge_once(struct process *process, struct device *device, uint64_t bytes,
                !(__atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED)) ||
         settle_neighbours(process, device))
         return true;
+    /* What others really have is in the sum by now: of two that give way one gets it after all. */
     give_back(process, device, bytes, kind);
-    return false;
+    return vgpu_charge_quietly(process->core, device->index, bytes, kind) == 0;
 }
 
 CUresult charge(struct process *process, struct device *device, uint64_t bytes, int kind) {
@@ -124,7 +125,9 @@ static int pointer_put(struct process *process, const struct vgpu_entry *entry) 
         vgpu_ledger_take(process->ledger, ENTRY_POINTER, entry->key, &old))
         return error;
     struct device *device = process_device(process, old.device);
-    uint64_t bytes = allocation_leave(process, &old);
+    uint64_t bytes = old.aux ? allocation_leave(process, &old) : old.bytes;
+    if (!old.aux)
+        invisible_add(device, -(int64_t)bytes);
     estimate_forced(process, device, bytes);
     give_back(process, device, bytes, VGPU_KIND_DATA);
     return vgpu_ledger_put(process->ledger, entry);

@@ -58,8 +58,8 @@ CUresult birth_end(struct taking *t, CUresult result) {
 }
 
 void birth_failed(struct device *device) {
-    __atomic_store_n(&device->estimated, false, __ATOMIC_RELEASE);
-    __atomic_fetch_sub(&device->contexts, 1, __ATOMIC_ACQ_REL);
+    if (__atomic_fetch_sub(&device->contexts, 1, __ATOMIC_ACQ_REL) == 1)
+        __atomic_store_n(&device->estimated, false, __ATOMIC_RELEASE);
 }
 
 void context_enter(struct process *process, struct device *device, CUcontext context,

@@ -71,8 +71,8 @@ static uint64_t doomed_give_back(struct doomed *d, struct process *process, stru
             managed += entry->bytes;
         else if (entry->kind == ENTRY_POINTER || entry->kind == ENTRY_BLOCK)
             data += entry->bytes; /* the blocks at its edges are entries too */
-        else if (entry->kind == ENTRY_LATER)
-            continue;
+        else if (entry->kind == ENTRY_LATER || entry->kind == ENTRY_FREED)
+            data += entry->kind == ENTRY_FREED ? entry->bytes : 0;
         else if (entry->kind == ENTRY_MODULE)
             estimates += entry->bytes;
         else if (entry->bytes || entry->aux)

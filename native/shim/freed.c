@@ -15,7 +15,10 @@ static struct freed {
     uint64_t key; /* 0: free */
     uint64_t context;
     uint32_t holders; /* flushes in flight: the stream's end waits for them */
-    uint32_t turn;    /* flushes begun: what was freed before one carries a lower number */
+    uint64_t added;   /* whole blocks ever freed in it, bytes */
+    uint64_t given;   /* and given back */
+    uint32_t turn;    /* what was freed before a flush began carries a lower number */
+    bool turned;      /* something carries this one */
     bool later;       /* there may be entries of that kind */
 } table[STREAMS_MAX];
 static struct process *owner;
@@ -56,7 +59,7 @@ static bool later_add(struct process *process, struct freed *row, uint64_t block
                                .bytes = block,
                                .aux = 1 | tag << 32,
                                .aux2 = memory->aux2};
-    row->later = true;
+    row->later = row->turned = true;
     return vgpu_ledger_add(process->ledger, ENTRY_LATER, entry.key, 1, 0, &entry) == 0 ||
            vgpu_ledger_put(process->ledger, &entry) == 0;
 }
@@ -103,6 +106,7 @@ static struct freed *row_for(struct process *process, const struct vgpu_entry *m
     row->stream = stream;
     row->key = key;
     row->context = context;
+    row->added = row->given = 0;
     return row;
 }
 
@@ -124,8 +128,10 @@ static uint64_t add(struct process *process, const struct vgpu_entry *memory, bo
     for (int i = 0; i < edges; i++)
         if (!row || !later_add(process, row, blocks[i], memory))
             lost += block_leave(process, blocks[i]);
-    if (row && whole)
+    if (row && whole) {
         bytes_add(process, row->key, (int64_t)whole);
+        row->added += whole;
+    }
     return row ? lost : lost + whole;
 }
 
@@ -164,32 +170,35 @@ static bool is_done(const struct freed *row, bool all) {
     return stream_finish(row->stream);
 }
 
-static bool hold(struct process *process, int i, struct freed *row, struct vgpu_entry *entry) {
-    struct vgpu_entry none = {.bytes = 0};
+static bool hold(struct process *process, int i, struct freed *row) {
+    struct vgpu_entry entry;
     lock_take(&process->pool_lock);
     bool known = owner == process && table[i].key;
-    if (known && vgpu_ledger_get(process->ledger, ENTRY_FREED, table[i].key, &none)) {
+    if (known && vgpu_ledger_get(process->ledger, ENTRY_FREED, table[i].key, &entry)) {
         if (table[i].holders == 0)
             table[i].key = 0; /* it went with its context */
         known = false;
     }
     table[i].holders += known;
     *row = table[i];
-    table[i].turn += known;
-    *entry = none;
+    if (known && table[i].turned) {
+        table[i].turned = false;
+        table[i].turn++;
+    }
     lock_leave(&process->pool_lock);
     return known;
 }
 
-/* With `done`, what was freed in the stream before it was asked has come back: `bytes`, and pieces. */
-static uint64_t leave(struct process *process, int i, const struct freed *row, bool done,
-                      uint64_t bytes) {
+/* With `done`, what was freed in the stream before it was asked has come back. */
+static uint64_t leave(struct process *process, int i, const struct freed *row, bool done) {
     struct vgpu_entry entry;
     uint64_t part = 0;
     lock_take(&process->pool_lock);
     table[i].holders--;
     if (done && !vgpu_ledger_take(process->ledger, ENTRY_FREED, row->key, &entry)) {
-        part = bytes < entry.bytes ? bytes : entry.bytes;
+        part = row->added > table[i].given ? row->added - table[i].given : 0;
+        part = part < entry.bytes ? part : entry.bytes;
+        table[i].given += part;
         entry.bytes -= part;
         part += later_leave(process, &table[i], row->turn);
         if (entry.bytes || table[i].later || table[i].holders)
@@ -198,6 +207,8 @@ static uint64_t leave(struct process *process, int i, const struct freed *row, b
             table[i].key = 0;
         give_back(process, process_device(process, entry.device), part, VGPU_KIND_DATA);
     }
+    if (table[i].later)
+        __atomic_fetch_or(&pools_watched, POOLS_DEFERRED, __ATOMIC_RELEASE);
     lock_leave(&process->pool_lock);
     return part;
 }
@@ -215,6 +226,7 @@ static uint64_t later_bytes(struct process *process, const struct vgpu_entry *la
 
 uint64_t freed_bytes(struct process *process, struct device *device) {
     uint64_t cursor = 0, bytes = 0;
+    bool any = false;
     struct vgpu_entry entry;
     if (!(__atomic_load_n(&pools_watched, __ATOMIC_ACQUIRE) & POOLS_DEFERRED))
         return 0;
@@ -222,8 +234,8 @@ uint64_t freed_bytes(struct process *process, struct device *device) {
         bytes += entry.device == device->ordinal ? entry.bytes : 0;
     cursor = 0;
     while (vgpu_ledger_next(process->ledger, ENTRY_LATER, &cursor, &entry) == 0)
-        bytes += entry.device == device->ordinal ? later_bytes(process, &entry) : 0;
-    if (bytes)
+        any = true, bytes += entry.device == device->ordinal ? later_bytes(process, &entry) : 0;
+    if (bytes || any)
         __atomic_store_n(&settled_meanwhile, true, __ATOMIC_RELEASE);
     return bytes;
 }
@@ -236,11 +248,10 @@ uint64_t freed_flush(struct process *process, bool all) {
         return 0;
     for (int i = 0; i < STREAMS_MAX; i++) {
         struct freed row;
-        struct vgpu_entry entry;
-        if (!hold(process, i, &row, &entry))
+        if (!hold(process, i, &row))
             continue;
         bool done = is_done(&row, all);
-        back += leave(process, i, &row, done, entry.bytes);
+        back += leave(process, i, &row, done);
         left |= !done;
     }
     if (left)

@@ -469,8 +469,8 @@ void pools_bury(struct process *process, struct device *device, uint64_t bytes) 
     pools.buried[device->ordinal] += bytes;
     /* It may have been freed already, in a stream that is not done. */
     pools.looks = BURIED_LOOKS;
-    unlock(process);
     __atomic_fetch_or(&pools_watched, POOLS_BURIED | POOLS_FREED, __ATOMIC_RELEASE);
+    unlock(process);
 }
 
 /* Only the driver's own figure tells what became of it. */
@@ -493,12 +493,14 @@ static void settle_buried(struct process *process) {
         unlock(process);
     }
     lock(process);
-    bool again = left && pools.looks && pools.looks--;
-    unlock(process);
+    left = 0;
+    for (int i = 0; i < MAX_ORDINALS; i++)
+        left += pools.buried[i] = pools.looks ? pools.buried[i] : 0;
     if (left == 0)
         __atomic_fetch_and(&pools_watched, ~(uint32_t)POOLS_BURIED, __ATOMIC_RELEASE);
-    else if (again)
+    else if (pools.looks--)
         __atomic_fetch_or(&pools_watched, POOLS_FREED, __ATOMIC_RELEASE);
+    unlock(process);
 }
 
 static void synchronized_held(struct process *process, struct pool *pool, uint32_t why) {

@@ -350,7 +350,7 @@ static void device_start(struct process *process, struct device *device) {
                  device->ordinal, VGPU_MAX_DEVICES);
     __atomic_store_n(&device->index, index, __ATOMIC_RELEASE);
     if (index >= 0 && vgpu_core_is_creator(process->core))
-        settle_ghosts(process, device);
+        (void)settle_ghosts(process, device);
 }
 
 static bool is_open(const struct device *device) {

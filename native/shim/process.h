@@ -305,8 +305,9 @@ void context_adopt(struct process *process, struct device *device);
 /* Bytes a first or further context takes: measured in this container, else by size of the card. */
 uint64_t estimate_context(struct process *process, struct device *device);
 
-/* Charges processes of this container that hold no slot to the region's ghost word. */
-void settle_ghosts(struct process *process, struct device *device);
+/* Charges processes of this container that hold no slot to the region's ghost word; false where the driver
+ * does not list them. */
+bool settle_ghosts(struct process *process, struct device *device);
 
 /* What this process did with memory of several processes: reasons to look again when it lets go. */
 enum share {

@@ -26,6 +26,9 @@ struct listed {
     nvmlProcessInfo_t *rows;
     unsigned int count;
     uint64_t *granted; /* by slot, just before the list was made */
+    /* Words of the region then: what others found since must not be undone. */
+    uint64_t ghost, estimated;
+    uint32_t stirred;
 };
 
 #define ROWS_BYTES (PROCESSES_MAX * sizeof(nvmlProcessInfo_t))
@@ -105,6 +108,10 @@ static int list_processes(struct process *process, struct device *device, struct
         return -ENODATA;
     list->rows = (nvmlProcessInfo_t *)(void *)room;
     list->granted = (uint64_t *)(void *)(room + ROWS_BYTES);
+    const struct vgpu_ext *ext = vgpu_core_ext(process->core);
+    list->ghost = __atomic_load_n(&ext->ghost[device->index], __ATOMIC_SEQ_CST);
+    list->estimated = __atomic_load_n(&ext->estimated, __ATOMIC_SEQ_CST);
+    list->stirred = __atomic_load_n(&ext->stirred, __ATOMIC_SEQ_CST);
     for (uint32_t i = 0; i < slots_used(process); i++)
         list->granted[i] = vgpu_used_slot(process->core, (int)i, device->index);
     if (read_rows(handle, list)) {
@@ -126,6 +133,22 @@ static uint64_t excess(struct process *process, struct device *device, const str
     return own > granted ? own - granted : 0;
 }
 
+/* More is always told. Less only where nothing moved since the list was begun, and while others may count
+ * our own context among the ghosts not at all. */
+static void ghost_set(struct vgpu_ext *ext, const struct device *device, const struct listed *list,
+                      uint64_t bytes) {
+    uint64_t *word = &ext->ghost[device->index], seen = list->ghost;
+    bool still = !__atomic_load_n(&device->estimated, __ATOMIC_ACQUIRE) &&
+                 list->estimated == __atomic_load_n(&ext->estimated, __ATOMIC_SEQ_CST) &&
+                 list->stirred == __atomic_load_n(&ext->stirred, __ATOMIC_SEQ_CST);
+    if (bytes < seen && !still)
+        return;
+    while (!__atomic_compare_exchange_n(word, &seen, bytes, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST) &&
+           seen < bytes)
+        ;
+}
+
 /* Our own excess is no ghost: a settle charges it. */
 static void count_ghosts(struct process *process, struct device *device,
                          const struct listed *list) {
@@ -145,15 +168,16 @@ static void count_ghosts(struct process *process, struct device *device,
         else if (neighbour_is_ours(process, pid))
             bytes += own;
     }
-    __atomic_store_n(&ext->ghost[device->index], bytes, __ATOMIC_RELAXED);
+    ghost_set(ext, device, list, bytes);
 }
 
-void settle_ghosts(struct process *process, struct device *device) {
+bool settle_ghosts(struct process *process, struct device *device) {
     struct listed list;
     if (process->mode != MODE_ON || device->index < 0 || list_processes(process, device, &list))
-        return;
+        return false;
     count_ghosts(process, device, &list);
     list_free(&list);
+    return true;
 }
 
 static uint64_t coarse_now(void) {
@@ -171,27 +195,26 @@ bool settle_ghosts_again(struct process *process, struct device *device) {
     if (now - __atomic_load_n(&device->counted_ns, __ATOMIC_RELAXED) < GHOST_EVERY_NS)
         return false;
     __atomic_store_n(&device->counted_ns, now, __ATOMIC_RELAXED);
-    settle_ghosts(process, device);
+    (void)settle_ghosts(process, device);
     return __atomic_load_n(ghost, __ATOMIC_RELAXED) < before;
 }
 
 /* ---- the figure --------------------------------------------------------------------------- */
 
 /* NVML's bytes of this process. */
-static int own_figure(struct process *process, struct device *device, uint64_t *own) {
-    struct listed list;
+static int own_figure(struct process *process, struct device *device, struct listed *list,
+                      uint64_t *own) {
     int result = -ENODATA;
-    if (list_processes(process, device, &list))
+    if (list_processes(process, device, list))
         return -ENODATA;
-    for (unsigned int i = 0; i < list.count && i < PROCESSES_MAX; i++) {
-        if (list.rows[i].pid != (unsigned int)getpid())
+    for (unsigned int i = 0; i < list->count && i < PROCESSES_MAX; i++) {
+        if (list->rows[i].pid != (unsigned int)getpid())
             continue;
-        *own = list.rows[i].usedGpuMemory;
+        *own = list->rows[i].usedGpuMemory;
         result = 0;
     }
-    if (result == 0)
-        count_ghosts(process, device, &list);
-    list_free(&list);
+    if (result)
+        list_free(list);
     return result;
 }
 
@@ -199,8 +222,9 @@ static bool quiet(uint64_t operations) {
     return (uint32_t)operations == (uint32_t)(operations >> 32);
 }
 
-/* One reading in a moment when nothing of this process changes on the device. */
-static int read_beyond_ledger(struct process *process, struct device *device, uint64_t *beyond) {
+/* One reading in a moment when nothing of this process changes on the device; with its list. */
+static int read_beyond_ledger(struct process *process, struct device *device, struct listed *list,
+                              uint64_t *beyond) {
     uint64_t own = 0;
     for (int tries = 0; tries < 16; tries++, sched_yield()) {
         uint64_t operations = __atomic_load_n(&device->operations, __ATOMIC_ACQUIRE);
@@ -208,11 +232,13 @@ static int read_beyond_ledger(struct process *process, struct device *device, ui
             continue;
         pools_refresh(process, device, false);
         uint64_t granted = vgpu_used_own(process->core, device->index);
-        if (own_figure(process, device, &own))
+        if (own_figure(process, device, list, &own))
             return -ENODATA;
         if (pools_refresh(process, device, false) ||
-            __atomic_load_n(&device->operations, __ATOMIC_ACQUIRE) != operations)
+            __atomic_load_n(&device->operations, __ATOMIC_ACQUIRE) != operations) {
+            list_free(list);
             continue;
+        }
         /* What was freed in stream order may be gone already: rather too much than too little. */
         uint64_t beside = device->other + device->pending + freed_bytes(process, device) +
                           __atomic_load_n(&device->invisible, __ATOMIC_RELAXED);
@@ -244,18 +270,7 @@ static void context_found(struct process *process, struct device *device) {
         __atomic_store_n(word, device->other, __ATOMIC_RELAXED);
 }
 
-static int settle_locked(struct process *process, struct device *device, bool force) {
-    uint64_t beyond = 0;
-    int result = read_beyond_ledger(process, device, &beyond);
-    if (result) {
-        if (result == -ENODATA) {
-            set_state(process, VGPU_STATE_UNSETTLED);
-            __atomic_store_n(&device->estimated, false, __ATOMIC_RELEASE);
-        }
-        return result;
-    }
-    set_state(process, VGPU_STATE_ENFORCED);
-    __atomic_store_n(&device->streams_guessed, 0, __ATOMIC_RELAXED);
+static int settle_to(struct process *process, struct device *device, uint64_t beyond, bool force) {
     if (beyond < device->other) {
         give_back(process, device, device->other - beyond, VGPU_KIND_CONTEXT);
         device->other = beyond;
@@ -278,14 +293,35 @@ static int settle_locked(struct process *process, struct device *device, bool fo
     return 0;
 }
 
+/* The ghosts last: what others counted there for us is charged by then. */
+static int settle_locked(struct process *process, struct device *device, bool force) {
+    struct listed list;
+    uint64_t beyond = 0;
+    int result = read_beyond_ledger(process, device, &list, &beyond);
+    if (result) {
+        if (result == -ENODATA) {
+            set_state(process, VGPU_STATE_UNSETTLED);
+            __atomic_store_n(&device->estimated, false, __ATOMIC_RELEASE);
+        }
+        return result;
+    }
+    set_state(process, VGPU_STATE_ENFORCED);
+    __atomic_store_n(&device->streams_guessed, 0, __ATOMIC_RELAXED);
+    result = settle_to(process, device, beyond, force);
+    if (result == 0) {
+        context_found(process, device);
+        count_ghosts(process, device, &list);
+    }
+    list_free(&list);
+    return result;
+}
+
 static int settle_with(struct process *process, struct device *device, bool force, uint64_t *gone) {
     if (process->mode != MODE_ON || device->index < 0)
         return 0;
     lock_take(&process->settle_lock);
     uint64_t before = device->other;
     int result = settle_locked(process, device, force);
-    if (result == 0)
-        context_found(process, device);
     *gone = before > device->other ? before - device->other : 0;
     lock_leave(&process->settle_lock);
     return result;
@@ -307,10 +343,11 @@ static uint64_t context_by_table(const struct device *device) {
 }
 
 /* Room for a context of each process beside what is charged: a record may be as wrong as that. */
-static bool is_ample(struct process *process, struct device *device, uint64_t used) {
+static bool is_ample(struct process *process, struct device *device) {
     uint64_t limit = process_limit(process, device);
     uint64_t margin = context_by_table(device) * slots_used(process);
-    return !limit || (margin <= limit && used <= limit - margin);
+    return !limit ||
+           (margin <= limit && vgpu_used_roughly(process->core, device->index) <= limit - margin);
 }
 
 /* How large a context is depends on more than the card (measured: 274 MiB instead of 518 for a client of
@@ -320,9 +357,10 @@ bool settle_later(struct process *process, struct device *device) {
     struct vgpu_ext *ext = vgpu_core_ext(process->core);
     uint32_t unknown = VGPU_STATE_UNKNOWN;
     __atomic_store_n(&device->estimated, true, __ATOMIC_RELEASE);
+    if (!__atomic_load_n(&ext->context_bytes[device->index], __ATOMIC_RELAXED))
+        return false;
     __atomic_fetch_add(&ext->estimated, 1, __ATOMIC_SEQ_CST);
-    if (!__atomic_load_n(&ext->context_bytes[device->index], __ATOMIC_RELAXED) ||
-        !is_ample(process, device, vgpu_used_roughly(process->core, device->index)))
+    if (!is_ample(process, device))
         return false;
     (void)__atomic_compare_exchange_n(&ext->state, &unknown, VGPU_STATE_ENFORCED, false,
                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED);
@@ -337,12 +375,13 @@ bool settle_neighbours(struct process *process, struct device *device) {
     bool stirred = (__atomic_load_n(&ext->flags, __ATOMIC_RELAXED) & VGPU_FLAG_SHARED) &&
                    __atomic_load_n(&ext->stirred, __ATOMIC_SEQ_CST) !=
                        __atomic_load_n(&device->stirred, __ATOMIC_RELAXED);
-    if (!stirred && (now == __atomic_load_n(&device->estimates, __ATOMIC_RELAXED) ||
-                     is_ample(process, device, vgpu_seen(process->core, device->index))))
+    if (!stirred &&
+        (now == __atomic_load_n(&device->estimates, __ATOMIC_RELAXED) || is_ample(process, device)))
         return true;
-    settle_ghosts(process, device);
-    __atomic_store_n(&device->estimates, now, __ATOMIC_RELAXED);
-    return !limit || vgpu_used(process->core, device->index) <= limit;
+    (void)vgpu_core_sweep(process->core, 0);
+    if (settle_ghosts(process, device) || process->foreign_ids)
+        __atomic_store_n(&device->estimates, now, __ATOMIC_RELAXED);
+    return !limit || vgpu_used_roughly(process->core, device->index) <= limit;
 }
 
 /* The dead are looked for here, so that the charge that follows finds none: it could not settle. */
@@ -358,7 +397,7 @@ void settle_shared(struct process *process, struct device *device) {
     if (device->other > before)
         __atomic_fetch_or(&process->shares, SHARE_ADOPTED, __ATOMIC_RELAXED);
     if (result == -ENODATA)
-        settle_ghosts(process, device);
+        (void)settle_ghosts(process, device);
     if (result != -EAGAIN)
         __atomic_store_n(&device->stirred, now, __ATOMIC_RELAXED);
 }

@@ -7,7 +7,7 @@
  *   bench_client milestones            when (ns of CLOCK_MONOTONIC, and of processor time since the start) there was
  *                                      a context, an allocation, a finished kernel
  *   bench_client serve                 told on standard input, one line each, what to measure:
- *                                      "batch CALL N" (ns a call), "sample CALL N" (ns of each call),
+ *                                      "batch CALL N" (ns a call: wall, processor), "sample CALL N" (ns of each),
  *                                      "threads CALL T N" (median and 99th percentile of T threads), "control MIB" */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -88,17 +88,40 @@ static double now(void) {
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
+/* Read outside of the wall time, and for whole batches alone: it is a system call. */
+static int with_processor;
+static __thread double processor; /* seconds this thread worked between begin and spent_since */
+
+static double processor_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static double begin(void) {
+    if (with_processor)
+        processor -= processor_now();
+    return now();
+}
+
+static double spent_since(double start) {
+    double spent = now() - start;
+    if (with_processor)
+        processor += processor_now();
+    return spent;
+}
+
 /* Each does n calls and gives the seconds they took: no clock is read in between. */
-#define BATCH(name, setup, body, after) \
-    static double name(long n) {        \
-        setup;                          \
-        double start = now();           \
-        for (long i = 0; i < n; i++) {  \
-            body;                       \
-        }                               \
-        double end = now();             \
-        after;                          \
-        return end - start;             \
+#define BATCH(name, setup, body, after)    \
+    static double name(long n) {           \
+        setup;                             \
+        double start = begin();            \
+        for (long i = 0; i < n; i++) {     \
+            body;                          \
+        }                                  \
+        double spent = spent_since(start); \
+        after;                             \
+        return spent;                      \
     }
 
 BATCH(get_current, void *context, failed += current(&context), )
@@ -120,22 +143,22 @@ BATCH(refused, address pointer, failed += cuMemAlloc_v2(&pointer, size) != 2, )
 static double map_and_back(long n) {
     struct properties properties = {.type = 1, .location = {1, 0}};
     address handle;
-    double start = now();
+    double start = begin();
     for (long i = 0; i < n; i++)
         failed += !reserved || cuMemCreate(&handle, size, &properties, 0) ||
                   cuMemMap(reserved, size, 0, handle, 0) || cuMemUnmap(reserved, size) ||
                   cuMemRelease(handle);
-    return now() - start;
+    return spent_since(start);
 }
 
 /* The queue of launches is finite: it is emptied off the clock. */
 static double launch(long n) {
     double spent = 0;
     for (long left = n; left > 0; left -= 256) {
-        double start = now();
+        double start = begin();
         for (long i = 0; i < (left < 256 ? left : 256); i++)
             failed += cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
-        spent += now() - start;
+        spent += spent_since(start);
         failed += cuCtxSynchronize();
     }
     return spent;
@@ -156,10 +179,10 @@ static double free_among_many(long n) {
             chosen[i] = live[at % LIVE];
             live[at % LIVE] = 0;
         }
-        double start = now();
+        double start = begin();
         for (long i = 0; i < count; i++)
             failed += cuMemFree_v2(chosen[i]);
-        spent += now() - start;
+        spent += spent_since(start);
         for (long i = 0; i < LIVE; i++)
             if (!live[i])
                 failed += cuMemAlloc_v2(&live[i], 64 << 10);
@@ -451,9 +474,11 @@ static void answer(const char *line) {
         failed += !result && cuMemFree_v2(granted);
         printf("%d", result);
     } else if (sscanf(line, "batch %63s %ld", name, &n) == 2 && (call = call_of(name))) {
+        with_processor = 1, processor = 0;
         double spent = call->batch(n);
+        with_processor = 0;
         if (failed == before)
-            printf("%.3f", spent / (double)n * 1e9);
+            printf("%.3f %.3f", spent / (double)n * 1e9, processor / (double)n * 1e9);
     } else if (sscanf(line, "sample %63s %ld", name, &n) == 2 && (call = call_of(name))) {
         for (long i = 0; i < n; i++)
             printf("%.0f ", call->batch(1) * 1e9);

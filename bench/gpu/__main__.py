@@ -6,13 +6,15 @@
 
 The arms (bare, an empty preload, libvgpu.so) are live processes told in turn to run one small batch,
 forth and back, because a machine's speed drifts; a row gives the medians, their ratio and its 95 %
-bootstrap interval. Needs the built library, Python and a C compiler; torch for whole programs, matplotlib
-for the plot. Exit status 1 where a goal is missed, 2 where nothing could be measured.
+bootstrap interval. A goal counts as reached or missed where the whole interval is, else as not resolved.
+Needs the built library, Python and a C compiler; torch for whole programs, matplotlib for the plot. Exit
+status 1 where a goal is missed or not resolved, 2 where the figures do not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import subprocess
@@ -34,11 +36,8 @@ DRIVER_FOLDERS = (
     "/usr/lib64",
 )
 
-CALLS: dict[str, tuple[Callable[..., Iterator[Row]], ...]] = {
-    "O1": (calls.calls,),
-    "O2": (calls.calls, calls.launches_with_share),
-    "O3": (calls.calls,),
-    "O4": (calls.calls,),
+PARTS: dict[str, tuple[Callable[[Context, Path], Iterator[Row]], ...]] = {
+    "O2": (calls.launches_with_share,),
     "O5": (calls.starts, calls.first_of_container),
     "O6": (calls.threads,),
     "O8": (calls.footprint,),
@@ -57,6 +56,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="ids, separated by commas")
     parser.add_argument("--quick", action="store_true", help="few rounds")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=0,
+        help="for each call (150); what else is repeated follows in proportion",
+    )
     options = parser.parse_args(arguments)
     found = options.driver or next(
         (Path(f) for f in DRIVER_FOLDERS if (Path(f) / "libcuda.so.1").exists()), None
@@ -74,7 +79,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def about(options: argparse.Namespace) -> dict[str, str]:
     """What was measured, where and when."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    commit = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
 
     def said(command: list[str]) -> str:
         try:
@@ -88,18 +93,22 @@ def about(options: argparse.Namespace) -> dict[str, str]:
     return {
         "date": time.strftime("%Y-%m-%d"),
         "GPU and driver": said(query),
-        "commit": os.environ.get("COMMIT") or said(commit),
+        "commit": said(commit),
+        "library": "sha256 " + hashlib.sha256(options.lib.read_bytes()).hexdigest()[:16],
         "kernel": platform.release(),
-        "rounds": "few" if options.quick else "all",
+        "rows": ",".join(sorted(options.only)) or "all",
+        "rounds": str(options.rounds or ("few" if options.quick else "all")),
+        "state": "not complete, does not count",
     }
 
 
 def measure(context: Context, only: set[str]) -> Iterator[Row]:
     """The rows that were asked for, in order of their ids."""
     client = prepare(context)
-    wanted = [part for row_id, parts in CALLS.items() if not only or row_id in only for part in parts]
-    for part in dict.fromkeys(wanted):
-        yield from part(context, client)
+    yield from calls.calls(context, client, only)
+    for row_id, parts in PARTS.items():
+        for part in parts if not only or row_id in only else ():
+            yield from (row for row in part(context, client) if not only or row.id in only)
     if not only or "O7" in only:
         yield from programs.rows(context)
     yield from quota.rows(context, only)
@@ -112,7 +121,7 @@ def main(arguments: list[str]) -> int:
         options = parse(arguments)
         said = about(options)
         with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-            context = Context(options.lib, options.driver, Path(folder), options.quick)
+            context = Context(options.lib, options.driver, Path(folder), options.quick, rounds=options.rounds)
             for row in measure(context, options.only):
                 found.append(row)
                 write(found, said, options.out)
@@ -125,12 +134,14 @@ def main(arguments: list[str]) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     found.sort(key=lambda row: row.id or "Z")
-    write(found, said, options.out)
+    write(found, said | {"state": "complete"}, options.out)
     print(table(found))
     missed = [row.name for row in found if row.met is False]
-    if missed:
-        print(f"bench: missed: {'; '.join(missed)}", file=sys.stderr)
-    return 1 if missed else 0
+    unresolved = [row.name for row in found if row.unresolved]
+    for what, names in (("missed", missed), ("not resolved", unresolved)):
+        if names:
+            print(f"bench: {what}: {'; '.join(names)}", file=sys.stderr)
+    return 1 if missed or unresolved else 0
 
 
 if __name__ == "__main__":

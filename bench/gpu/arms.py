@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from .report import ARMS, BenchError, Context
+from .report import ARMS, BenchError, Context, Values
 
 BENCH = Path(__file__).resolve().parent.parent
 
@@ -87,19 +87,25 @@ def live(
             arm.end()
 
 
-def interleave(arms: dict[str, Arm], line: str, rounds: int, figure: int = 0) -> dict[str, list[float]]:
-    """One figure of each arm's answer, forth and back in each round: the mean of the two."""
-    values: dict[str, list[float]] = {name: [] for name in arms}
+def interleave(arms: dict[str, Arm], line: str, rounds: int) -> list[Values]:
+    """Each figure of the arms' answers, forth and back in each round: the mean of the two.
+
+    Empty where an arm cannot do what it is told.
+    """
+    found: list[Values] = []
     for _ in range(rounds):
-        seen: dict[str, float] = dict.fromkeys(arms, 0.0)
+        seen: dict[str, list[list[float]]] = {name: [] for name in arms}
         for name in (*arms, *reversed(arms)):
             answer = arms[name].ask(line)
-            if len(answer) <= figure:
-                return {}
-            seen[name] += answer[figure] / 2
-        for name, value in seen.items():
-            values[name].append(value)
-    return values
+            if not answer:
+                return []
+            seen[name].append(answer)
+        for name, (forth, back) in seen.items():
+            for i, pair in enumerate(zip(forth, back, strict=True)):
+                if i == len(found):
+                    found.append({arm: [] for arm in arms})
+                found[i][name].append(sum(pair) / 2)
+    return found
 
 
 def batch_size(arm: Arm, name: str, seconds: float) -> int:

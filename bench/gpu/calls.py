@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .arms import Arm, batch_size, environments, interleave, live
-from .report import ARMS, BenchError, Context, Row, compared
+from .report import ARMS, BenchError, Context, Row, Values, compared
 
 LIMIT, OVER = "8192m", 10_240
 CALLS_AT_ONCE = 0.001  # seconds a batch takes
-Values = dict[str, list[float]]
 
 # id, name, key of the client, target, allowed ratio, allowed ns
 CALLS = (
@@ -48,17 +47,20 @@ def control(arms: dict[str, Arm]) -> None:
         raise BenchError(f"interception control failed: {OVER} MiB gave {found}: no figure counts")
 
 
-def calls(context: Context, client: Path) -> Iterator[Row]:
-    """A row for each call."""
-    rounds = 15 if context.quick else 150
+def calls(context: Context, client: Path, only: set[str]) -> Iterator[Row]:
+    """A row for each call of the ids that were asked for (none: of all)."""
+    wanted = [call for call in CALLS if not only or (call[0] or "O4") in only]
+    if not wanted:
+        return
+    rounds = context.times(150, quick=15)
     with live([str(client), "serve"], environments(context, LIMIT)) as arms:
         control(arms)
-        for row_id, name, key, target, ratio, added in CALLS:
+        for row_id, name, key, target, ratio, added in wanted:
             row = Row(row_id, name, "ns", target)
             count = batch_size(arms["bare"], key, SLOW.get(key, CALLS_AT_ONCE))
-            values = interleave(arms, f"batch {key} {count}", rounds) if count else {}
-            if values:
-                yield compared(row, values, ratio, added)
+            figures = interleave(arms, f"batch {key} {count}", rounds) if count else []
+            if figures:
+                yield compared(row, figures[0], ratio, added, processor=figures[1])
             else:
                 row.note = "not measured: the call cannot be made here"
                 yield row
@@ -75,9 +77,14 @@ def launches_with_share(context: Context, client: Path) -> Iterator[Row]:
     with live([str(client), "serve"], made) as arms:
         control(arms)
         count = batch_size(arms["bare"], "launch", CALLS_AT_ONCE)
-        values = interleave(arms, f"batch launch {count}", 15 if context.quick else 150)
+        figures = interleave(arms, f"batch launch {count}", context.times(150, quick=15)) if count else []
         row = Row("O2", "launch with CUDA_DEVICE_SM_LIMIT=100", "ns", "1.02 or +60 ns")
-        yield compared(row, values, 1.02, 60)
+        if figures:
+            yield compared(row, figures[0], 1.02, 60, processor=figures[1])
+        else:
+            row.note = "not measured: the call cannot be made here"
+            yield row
+        control(arms)
 
 
 def latencies(context: Context, client: Path) -> dict[str, Values]:
@@ -85,8 +92,9 @@ def latencies(context: Context, client: Path) -> dict[str, Values]:
     names = {"cuMemAlloc + cuMemFree, 2 MiB": "pair_2m", "launch of an empty kernel": "launch"}
     found: dict[str, Values] = {name: {arm: [] for arm in ARMS} for name in names}
     with live([str(client), "serve"], environments(context, LIMIT)) as arms:
+        control(arms)
         for name, key in names.items():
-            for _ in range(5 if context.quick else 40):
+            for _ in range(context.times(40, quick=5)):
                 for arm in (*ARMS, *reversed(ARMS)):
                     found[name][arm] += arms[arm].ask(f"sample {key} 100")
     return found
@@ -96,6 +104,7 @@ def threads(context: Context, client: Path) -> Iterator[Row]:
     """The 99th percentile of single calls in 32 threads at once."""
     cores = os.sched_getaffinity(0)
     with live([str(client), "serve"], environments(context, LIMIT), cores) as arms:
+        control(arms)
         for key, name in (
             ("get_device", "cuCtxGetDevice"),
             ("launch", "launch"),
@@ -103,10 +112,13 @@ def threads(context: Context, client: Path) -> Iterator[Row]:
             ("pair_async", "cuMemAllocAsync + cuMemFreeAsync"),
         ):
             count = 50 if key.startswith("pair") else 200
-            values = interleave(arms, f"threads {key} 32 {count}", 3 if context.quick else 8, figure=1)
-            if values:
-                row = Row("O6", f"{name}, 32 threads, 99th percentile", "ns", "1.05")
-                yield compared(row, values, 1.05)
+            figures = interleave(arms, f"threads {key} 32 {count}", context.times(8, quick=3))
+            row = Row("O6", f"{name}, 32 threads, 99th percentile", "ns", "1.05")
+            if figures:
+                yield compared(row, figures[1], 1.05)
+            else:
+                row.note = "not measured: the call cannot be made here"
+                yield row
 
 
 # ---- starts ---------------------------------------------------------------------------------------
@@ -139,7 +151,7 @@ def starts(context: Context, client: Path) -> Iterator[Row]:
     """From nothing to a context, an allocation and a kernel, where an earlier process recorded sizes."""
     made = environments(context, LIMIT)
     values: dict[str, Values] = {}
-    for _ in range(2 if context.quick else 10):
+    for _ in range(context.times(10, quick=2)):
         seen: dict[str, Values] = {}
         for arm in (*ARMS, *reversed(ARMS)):
             for name, value in (start(client, made[arm]) | first_calls(client, made[arm])).items():
@@ -165,7 +177,7 @@ def starts(context: Context, client: Path) -> Iterator[Row]:
 def first_of_container(context: Context, client: Path) -> Iterator[Row]:
     """The start of the process that makes the region file, which asks NVML at once."""
     values: Values = {arm: [] for arm in ARMS}
-    for _ in range(2 if context.quick else 6):
+    for _ in range(context.times(6, quick=2)):
         seen: Values = {arm: [] for arm in ARMS}
         for arm in (*ARMS, *reversed(ARMS)):
             (context.folder / "fresh.cache").unlink(missing_ok=True)
@@ -198,8 +210,11 @@ def _status(pid: int, field: str) -> float:
 def footprint(context: Context, client: Path) -> Iterator[Row]:
     """Memory, threads and idle processor time of a process with a context, and once it was charged more."""
     grown: dict[str, list[float]] = {"with a context": [], "after its first charge": []}
-    held, count, idle = 0.0, {}, {}
-    for _ in range(2 if context.quick else 4):
+    held, generations = 0.0, context.times(4, quick=2)
+    pause = 0.5 if context.quick else 10 / generations
+    count: dict[str, float] = {}
+    idle = dict.fromkeys(ARMS, 0.0)
+    for _ in range(generations):
         with live([str(client), "serve"], environments(context, LIMIT)) as arms:
             for values in grown.values():
                 anonymous = {}
@@ -211,9 +226,9 @@ def footprint(context: Context, client: Path) -> Iterator[Row]:
                 control(arms)
             held = private_kib(arms["shim"].process.pid, r"libvgpu\.so|bench-.*\.cache")
             began = {name: _ticks(arm.process.pid) for name, arm in arms.items()}
-            time.sleep(1)
+            time.sleep(pause)
             for name, arm in arms.items():
-                idle[name] = idle.get(name, 0) + _ticks(arm.process.pid) - began[name]
+                idle[name] += _ticks(arm.process.pid) - began[name]
     for when, values in grown.items():
         more = statistics.median(values)
         row = Row("O8", f"resident memory of a process {when}: added", "KiB", "1,024")
@@ -221,20 +236,13 @@ def footprint(context: Context, client: Path) -> Iterator[Row]:
         row.met = row.shim <= 1024
         row.note = f"library and region {held:.0f}, anonymous {more:+.0f}"
         yield row
-    row = Row("O8", "threads", "", "+0", *(count[arm] for arm in ARMS))
-    row.met = count["shim"] == count["bare"]
-    yield row
-    row = Row("O8", "idle processor time in seconds", "ticks", "+0", *(float(idle[arm]) for arm in ARMS))
-    row.met = idle["shim"] <= idle["bare"]
-    yield row
+    name = f"idle processor time in {pause * generations:.0f} s"
+    for row, figures in ((Row("O8", "threads", "", "+0"), count), (Row("O8", name, "ticks", "+0"), idle)):
+        row.bare, row.empty, row.shim = (figures[arm] for arm in ARMS)
+        row.met = row.shim <= row.bare
+        yield row
 
 
 def _ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
-
-
-def rows(context: Context, client: Path) -> Iterator[Row]:
-    """All of them."""
-    for part in (calls, launches_with_share, starts, first_of_container, threads, footprint):
-        yield from part(context, client)

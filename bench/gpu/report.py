@@ -13,6 +13,10 @@ from random import Random
 ARMS = ("bare", "empty", "shim")
 FOREIGN = ("CUDA_DEVICE", "CUDA_DISABLE", "ISOLATOR_", "LIBCUDA_", "LD_PRELOAD", "POD_UID", "CONTAINER_")
 RESAMPLES = 1000
+# Fewer pairs span less than 95 % of chance, however they are resampled: 1 - 2 / 2**6 = 0.97.
+PAIRS = 6
+Interval = tuple[float, float]
+Values = dict[str, list[float]]  # by arm, a value for each round
 
 
 class BenchError(Exception):
@@ -23,7 +27,9 @@ class BenchError(Exception):
 class Row:
     """One figure: what each arm gave, and the library against the bare arm.
 
-    `ratio` is that of the medians, `spread` its 95 % bootstrap interval, `added` the difference in `unit`.
+    `ratio` is that of the medians, `spread` its 95 % bootstrap interval, `added` the difference in `unit`
+    with the interval `added_spread`. `control` is the interval of the empty preload's ratio to the bare arm:
+    what noise alone gives. `met` is None where there is no goal, or an interval on both sides of it.
     """
 
     id: str
@@ -34,19 +40,29 @@ class Row:
     empty: float | None = None
     shim: float | None = None
     ratio: float | None = None
-    spread: tuple[float, float] | None = None
+    spread: Interval | None = None
     added: float | None = None
     met: bool | None = None
     note: str = ""
+    added_spread: Interval | None = None
+    control: Interval | None = None
+
+    @property
+    def unresolved(self) -> bool:
+        """Measured, and yet the figures do not tell whether the goal is reached."""
+        return bool(self.target) and self.met is None and self.shim is not None
 
     def cells(self) -> list[str]:
         """The row as text."""
-        spread = f"{self.spread[0]:.3f} to {self.spread[1]:.3f}" if self.spread else ""
-        met = {True: "yes", False: "**no**", None: ""}[self.met]
+        spread, control = _range(self.spread), _range(self.control)
+        met = {True: "yes", False: "**no**", None: "not resolved" if self.unresolved else ""}[self.met]
         figures = [_text(value) for value in (self.bare, self.empty, self.shim)]
         ratio = "" if self.ratio is None else f"{self.ratio:.4f}"
         added = "" if self.added is None else f"{self.added:+,.4g}"
-        return [self.id, self.name, self.unit, self.target, *figures, ratio, spread, added, met, self.note]
+        if self.added_spread:
+            added += " ({:+,.4g} to {:+,.4g})".format(*self.added_spread)
+        start = [self.id, self.name, self.unit, self.target, *figures]
+        return [*start, ratio, spread, control, added, met, self.note]
 
 
 HEAD = [
@@ -59,10 +75,15 @@ HEAD = [
     "library",
     "ratio",
     "95 % interval",
+    "that of the empty preload",
     "added",
     "met",
     "note",
 ]
+
+
+def _range(interval: Interval | None) -> str:
+    return f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
 
 
 def _text(value: float | None) -> str:
@@ -80,6 +101,13 @@ class Context:
     folder: Path
     quick: bool = False
     empty: Path | None = None  # the empty library, once it is built
+    rounds: int = 0  # of a call, where told; the other repeats follow in proportion
+
+    def times(self, full: int, quick: int, calls: int = 150) -> int:
+        """How often to repeat what is repeated `full` times where a call is measured in `calls` rounds."""
+        if self.rounds:
+            return max(2, full * self.rounds // calls)
+        return quick if self.quick else full
 
     def environment(self, arm: str, limit: str, cache: str) -> dict[str, str]:
         """The environment of an arm; the arms differ in LD_PRELOAD alone. `cache` names its region file."""
@@ -92,35 +120,69 @@ class Context:
         return env
 
 
-def ratio_interval(shim: Sequence[float], bare: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Ratio of the medians of paired values and its 95 % interval, by resampling the pairs."""
-    chance, pairs = Random(1), list(zip(shim, bare, strict=True))
-    ratios = []
+def intervals(values: Sequence[float], bare: Sequence[float]) -> tuple[Interval, Interval]:
+    """95 % intervals of the ratio and the difference of medians of paired values, by resampling pairs."""
+    chance, pairs = Random(1), list(zip(values, bare, strict=True))
+    ratios, differences = [], []
     for _ in range(RESAMPLES):
         some = chance.choices(pairs, k=len(pairs))
-        ratios.append(_median([one for one, _ in some]) / _median([other for _, other in some]))
-    ratios.sort()
-    low, high = ratios[RESAMPLES // 40], ratios[-1 - RESAMPLES // 40]
-    return statistics.median(shim) / statistics.median(bare), (low, high)
+        one, other = statistics.median(v for v, _ in some), statistics.median(v for _, v in some)
+        ratios.append(one / other if other else float("inf"))
+        differences.append(one - other)
+    cut = RESAMPLES // 40
+    low_to_high = [(found[cut], found[-1 - cut]) for found in (sorted(ratios), sorted(differences))]
+    return low_to_high[0], low_to_high[1]
 
 
-def _median(values: list[float]) -> float:
-    values.sort()
-    return values[len(values) // 2]
+def verdict(goals: Sequence[tuple[Interval, float | None]], width: float | None = None) -> bool | None:
+    """Whether one of the goals is reached, each an interval and the most that is allowed (None: no goal).
+
+    Reached or missed only where the whole interval is; None where it lies on both sides, or is not narrower
+    than `width`. The same both ways: a lucky median is no more a result than an unlucky one.
+    """
+    asked = [(low, high, allowed) for (low, high), allowed in goals if allowed is not None]
+    if width is not None and any(high - low >= width for low, high, _ in asked):
+        return None
+    if any(high <= allowed for _, high, allowed in asked):
+        return True
+    return False if asked and all(low > allowed for low, _, allowed in asked) else None
 
 
 def compared(
-    row: Row, values: dict[str, list[float]], ratio: float | None = None, added: float | None = None
+    row: Row,
+    values: Values,
+    ratio: float | None = None,
+    added: float | None = None,
+    processor: Values | None = None,
+    width: float | None = None,
 ) -> Row:
-    """Fills a row from paired rounds; met when within the ratio or the added amount, whichever is given."""
+    """Fills a row from paired rounds of wall time, and judges it by the ratio or the added amount allowed.
+
+    Where wall time does not resolve the goal, `processor` (the same rounds in processor time) does if it can.
+    `width`: see `verdict`; it is asked of the interval of the ratio.
+    """
     row.bare, row.empty, row.shim = (statistics.median(values[arm]) for arm in ARMS)
-    row.ratio, row.spread = ratio_interval(values["shim"], values["bare"])
-    row.added = row.shim - row.bare
+    row.spread, row.added_spread = intervals(values["shim"], values["bare"])
+    row.control = intervals(values["empty"], values["bare"])[0]
+    row.ratio, row.added = row.shim / row.bare if row.bare else None, row.shim - row.bare
     # Noise only ever adds: the quickest rounds say more where the interval is wide.
     quick = {arm: sorted(values[arm])[len(values[arm]) // 10] for arm in ("bare", "shim")}
-    row.note = f"quickest tenth: {quick['shim'] / quick['bare']:.4f}"
+    notes = [f"quickest tenth: {quick['shim'] / quick['bare']:.4f}"] if quick["bare"] else []
     if ratio is not None or added is not None:
-        row.met = (ratio is not None and row.ratio <= ratio) or (added is not None and row.added <= added)
+        enough = len(values["bare"]) >= PAIRS
+        if enough:
+            row.met = verdict([(row.spread, ratio), (row.added_spread, added)], width)
+        else:
+            notes.append(f"{len(values['bare'])} rounds are too few to judge")
+        if enough and row.met is None and processor and all(map(min, processor.values())):
+            spread, more = intervals(processor["shim"], processor["bare"])
+            row.met = verdict([(spread, ratio), (more, added)], width)
+            told = "judged by" if row.met is not None else "nor is it by"
+            notes.append(
+                f"not resolved by wall time, {told} processor time: "
+                f"{_range(spread)}, {more[0]:+,.4g} to {more[1]:+,.4g} {row.unit}"
+            )
+    row.note = "; ".join(notes)
     return row
 
 

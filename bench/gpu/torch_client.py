@@ -1,4 +1,9 @@
-"""A live torch program: told "burst WORK STEPS" on standard input, answers the nanoseconds a step took."""
+"""A live torch program, told on standard input what to do.
+
+"burst WORK STEPS" is answered by the nanoseconds a step took, and by those of processor time (of all
+threads) to issue it, the wait for the GPU at the end left out; "control GIB" by 0 where so much is had at
+once, 2 where torch says out of memory.
+"""
 
 from __future__ import annotations
 
@@ -73,22 +78,39 @@ def graphed() -> Step:
     return graph.replay
 
 
+def _burst(step: Step, count: int) -> str:
+    began, worked = time.perf_counter_ns(), time.process_time_ns()
+    for _ in range(count):
+        step()
+    worked = time.process_time_ns() - worked
+    torch.cuda.synchronize()
+    return f"{(time.perf_counter_ns() - began) / count} {worked / count}"
+
+
+def _control(gib: int) -> int:
+    try:
+        torch.empty(gib << 30, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        return 2
+    torch.cuda.empty_cache()
+    return 0
+
+
 def main() -> None:
     """Serves until the input ends."""
     torch.manual_seed(1)
     made: dict[str, Step] = {}
     for line in sys.stdin:
-        _, work, count = line.split()
+        verb, work, *count = line.split()
+        if verb == "control":
+            print(_control(int(work)), flush=True)
+            continue
         if work not in made:
             made[work] = globals()[work]()
             for _ in range(10):
                 made[work]()
             torch.cuda.synchronize()
-        began = time.perf_counter_ns()
-        for _ in range(int(count)):
-            made[work]()
-        torch.cuda.synchronize()
-        print((time.perf_counter_ns() - began) / int(count), flush=True)
+        print(_burst(made[work], int(count[0])), flush=True)
 
 
 if __name__ == "__main__":

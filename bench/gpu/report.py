@@ -137,13 +137,11 @@ def intervals(values: Sequence[float], bare: Sequence[float]) -> tuple[Interval,
 def verdict(goals: Sequence[tuple[Interval, float | None]], width: float | None = None) -> bool | None:
     """Whether one of the goals is reached, each an interval and the most that is allowed (None: no goal).
 
-    Reached or missed only where the whole interval is; None where it lies on both sides, or is not narrower
-    than `width`. The same both ways: a lucky median is no more a result than an unlucky one.
+    Reached or missed only where the whole interval is, None where it lies on both sides: a lucky median is no
+    more a result than an unlucky one. To be reached it must be narrower than `width` as well.
     """
     asked = [(low, high, allowed) for (low, high), allowed in goals if allowed is not None]
-    if width is not None and any(high - low >= width for low, high, _ in asked):
-        return None
-    if any(high <= allowed for _, high, allowed in asked):
+    if any(high <= allowed and (width is None or high - low < width) for low, high, allowed in asked):
         return True
     return False if asked and all(low > allowed for low, _, allowed in asked) else None
 

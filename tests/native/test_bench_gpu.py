@@ -98,6 +98,7 @@ def test_an_arm_that_does_not_intercept_counts_for_nothing(
         ((0.97, 1.04), 1.005, None, None),
         ((0.97, 1.001), 1.005, 0.005, None),
         ((0.999, 1.001), 1.005, 0.005, True),
+        ((1.02, 1.04), 1.005, 0.005, False),
         ((0.97, 1.04), None, None, None),
     ],
 )

@@ -39,8 +39,16 @@ def small(client):
 
 HELD = f"last=67108863 total_mib={LIMIT_MIB} large=2"
 
-# Preloads as in a container: profilers set LD_PRELOAD for the program themselves.
-PRELOADED = 'mount --make-rprivate / && mount -t overlay overlay -o lowerdir="$0":/etc /etc && exec "$@"'
+# Preloads as in a container, since profilers set LD_PRELOAD themselves: a tmpfs of links covers /etc.
+PRELOADED = """
+set -e
+mount --make-rprivate /
+mount --bind /etc "$0/etc"
+mount -t tmpfs none /etc
+ln -s "$0"/etc/* /etc/
+cp "$0/preload" /etc/ld.so.preload
+exec "$@"
+"""
 
 
 def preloaded(env, folder):
@@ -49,8 +57,17 @@ def preloaded(env, folder):
         pytest.skip("a mount namespace needs root")
     made = env()
     (folder / "etc").mkdir()
-    (folder / "etc" / "ld.so.preload").write_text(made.pop("LD_PRELOAD") + "\n")
-    return ["unshare", "-m", "sh", "-c", PRELOADED, str(folder / "etc")], made
+    (folder / "preload").write_text(made.pop("LD_PRELOAD") + "\n")
+    return ["unshare", "-m", "sh", "-c", PRELOADED, str(folder)], made
+
+
+def reports(pattern, command, env, folder):
+    """What a tool's report has of a pattern under the quota, where the program must be held, and bare."""
+    inside, made = preloaded(env, folder)
+    held, bare = run([*inside, *command], made), run(command, env(limit=None))
+    assert HELD in held, held
+    assert "large=0" in bare, bare
+    return re.findall(pattern, held), re.findall(pattern, bare)
 
 
 def test_small_program_alone(small, env):
@@ -60,17 +77,17 @@ def test_small_program_alone(small, env):
 
 
 def test_compute_sanitizer(small, env, tmp_path):
-    """compute-sanitizer finds nothing, and the program is held under it."""
-    inside, made = preloaded(env, tmp_path)
-    out = run([*inside, tool("compute-sanitizer"), "--report-api-errors", "no", str(small)], made)
-    assert HELD in out and "ERROR SUMMARY: 0 errors" in out
+    """compute-sanitizer finds nothing, as bare, and the program is held under it."""
+    command = [tool("compute-sanitizer"), "--report-api-errors", "no", str(small)]
+    held, bare = reports(r"ERROR SUMMARY: .*", command, env, tmp_path)
+    assert held == bare == ["ERROR SUMMARY: 0 errors"]
 
 
 def test_ncu(small, env, tmp_path):
-    """ncu profiles the kernel of a held program."""
-    inside, made = preloaded(env, tmp_path)
-    out = run([*inside, tool("ncu"), "--target-processes", "all", str(small)], made)
-    assert HELD in out and "fill(int *, int)" in out
+    """ncu profiles the kernel of a held program, with the launch of a bare one."""
+    command = [tool("ncu"), "--clock-control", "none", "--target-processes", "all", str(small)]
+    held, bare = reports(r"fill\(int \*, int\) \(.*?\)x\(.*?\)|Threads .*?[\d,]+", command, env, tmp_path)
+    assert held == bare and held
 
 
 def smi(env, *arguments):
@@ -167,12 +184,18 @@ ML = """
 import json, pynvml as n
 n.nvmlInit()
 h = n.nvmlDeviceGetHandleByIndex(0)
+def sampled():
+    try:
+        return sorted({s.pid for s in n.nvmlDeviceGetProcessUtilization(h, 0)})
+    except n.NVMLError_NotFound:
+        return []
 v2 = n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2)
 m = n.nvmlDeviceGetMemoryInfo(h)
 bar = n.nvmlDeviceGetBAR1MemoryInfo(h)
 print(json.dumps({
     "total": m.total, "used": m.used, "free": m.free, "v2": [v2.total, v2.used, v2.free],
     "pids": {p.pid: p.usedGpuMemory for p in n.nvmlDeviceGetComputeRunningProcesses(h)},
+    "sampled": sampled(),
     "graphics": len(n.nvmlDeviceGetGraphicsRunningProcesses(h)),
     "uuid": n.nvmlDeviceGetUUID(h), "name": n.nvmlDeviceGetName(h), "count": n.nvmlDeviceGetCount(),
     "bar": bar.bar1Total,
@@ -195,5 +218,6 @@ def test_nvidia_ml_py(env, neighbour):
     assert held["v2"][0] == LIMIT_MIB * MIB and held["v2"][1] == held["used"]
     assert held["pids"] == {pid: held["used"]}
     assert str(neighbour.pid) in bare["pids"]
+    assert set(held["sampled"]) <= {int(pid)}
     same = ["graphics", "uuid", "name", "count", "bar", "driver", "cuda", "same", "busy"]
     assert [held[key] for key in same] == [bare[key] for key in same]

@@ -26,16 +26,9 @@ from pathlib import Path
 
 from . import calls, programs, quota
 from .arms import prepare
-from .report import BenchError, Context, Row, plot, table, write
+from .report import BenchError, Context, Row, driver_folder, plot, table, write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DRIVER_FOLDERS = (
-    "/usr/local/nvidia/lib64",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-)
-
 PARTS: dict[str, tuple[Callable[[Context, Path], Iterator[Row]], ...]] = {
     "O2": (calls.launches_with_share,),
     "O5": (calls.starts, calls.first_of_container),
@@ -63,9 +56,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="for each call (150); what else is repeated follows in proportion",
     )
     options = parser.parse_args(arguments)
-    found = options.driver or next(
-        (Path(f) for f in DRIVER_FOLDERS if (Path(f) / "libcuda.so.1").exists()), None
-    )
+    found = options.driver or driver_folder()
     if not options.lib.is_file():
         raise BenchError(f"{options.lib} is missing: run 'make build'")
     if found is None or not (found / "libcuda.so.1").exists():

@@ -45,8 +45,8 @@ class _Process(ctypes.Structure):
 class Truth:
     """NVML of this process, which runs without the library."""
 
-    def __init__(self, context: Context) -> None:
-        self.nvml = ctypes.CDLL(str(context.driver / "libnvidia-ml.so.1"))
+    def __init__(self, driver: Path) -> None:
+        self.nvml = ctypes.CDLL(str(driver / "libnvidia-ml.so.1"))
         self.card = ctypes.c_void_p()
         if self.nvml.nvmlInit_v2() or self.nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.card)):
             raise BenchError("NVML does not start")
@@ -90,7 +90,7 @@ def fit_once(context: Context, client: Path, truth: Truth, way: str, gib: int) -
 
 def fit(context: Context, sizes: tuple[int, ...] = (1, 4, 20, 70, 120)) -> Iterator[Row]:
     """Q1: what the card says a process holds that takes all it can get."""
-    client, truth = quota_many.client(context), Truth(context)
+    client, truth = quota_many.client(context), Truth(context.driver)
     for way, (name, allowed) in WAYS.items():
         fitting = [gib for gib in sizes if gib * GIB < truth.total()]
         short = {gib: fit_once(context, client, truth, way, gib) for gib in fitting}
@@ -241,7 +241,7 @@ def never_silent(context: Context) -> Iterator[Row]:
     shown = subprocess.run(
         [str(quota_many.client(context)), "total"], env=above, capture_output=True, text=True, timeout=120
     ).stdout
-    heard["limit above the card"] = "held" if 0 < int(shown or 0) <= Truth(context).total() else ""
+    heard["limit above the card"] = "held" if 0 < int(shown or 0) <= Truth(context.driver).total() else ""
     silent = [name for name, outcome in heard.items() if not outcome]
     row = Row("Q9", "broken set-ups that pass silently uncapped", f"of {len(heard)}", "0")
     row.shim, row.met = float(len(silent)), not silent

@@ -92,6 +92,19 @@ def _text(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
 
 
+DRIVER_FOLDERS = (
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+)
+
+
+def driver_folder() -> Path | None:
+    """The folder of the driver's libraries on this machine; None where there are none."""
+    return next((Path(each) for each in DRIVER_FOLDERS if (Path(each) / "libcuda.so.1").exists()), None)
+
+
 @dataclass
 class Context:
     """Where things are: the library, the folder of the driver's libraries, one for scratch files."""

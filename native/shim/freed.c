@@ -110,11 +110,11 @@ static struct freed *row_for(struct process *process, const struct vgpu_entry *m
     return row;
 }
 
-static void bytes_add(struct process *process, uint64_t key, int64_t bytes) {
+static void bytes_add(struct process *process, uint64_t key, uint64_t bytes) {
     struct vgpu_entry entry;
     if (vgpu_ledger_take(process->ledger, ENTRY_FREED, key, &entry))
         return;
-    entry.bytes += (uint64_t)bytes;
+    entry.bytes += bytes;
     (void)vgpu_ledger_put(process->ledger, &entry);
 }
 
@@ -129,7 +129,7 @@ static uint64_t add(struct process *process, const struct vgpu_entry *memory, bo
         if (!row || !later_add(process, row, blocks[i], memory))
             lost += block_leave(process, blocks[i]);
     if (row && whole) {
-        bytes_add(process, row->key, (int64_t)whole);
+        bytes_add(process, row->key, whole);
         row->added += whole;
     }
     return row ? lost : lost + whole;

@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "process.h"
+#include "neighbours.h"
 
 /* What NVML shows of memory and of its users: the quota instead of the card, and this container's
  * processes alone. The driver is asked first, so its errors stay its own. These bodies only look: a
@@ -22,10 +22,7 @@ struct view {
 };
 
 static int slot_count(struct process *process) {
-    if (!process->core)
-        return 0;
-    uint32_t high = __atomic_load_n(&vgpu_core_ext(process->core)->slot_high, __ATOMIC_RELAXED);
-    return high < VGPU_MAX_SLOTS ? (int)high : VGPU_MAX_SLOTS;
+    return process->core ? (int)slots_used(process) : 0;
 }
 
 /* What an earlier run of the container recorded is no limit of ours; a slot's holder wiped it. */

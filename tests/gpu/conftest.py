@@ -5,7 +5,6 @@ Run by `make test-gpu` with the system's Python. Without a GPU each is skipped w
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -14,26 +13,22 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu.quota import Truth
+from bench.gpu.report import driver_folder
+
 CLIENTS = Path(__file__).parent / "clients"
-DRIVER_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 LIMIT_MIB = 4147
 
 Environment = Callable[..., dict[str, str]]
 
 
-def _driver_folder() -> str | None:
-    for folder in DRIVER_FOLDERS:
-        if (Path(folder) / "libcuda.so.1").exists():
-            return folder
-    return None
-
-
 @pytest.fixture(scope="session")
 def driver() -> str:
     """The folder of the real driver's libraries, with a GPU behind them."""
-    folder = _driver_folder()
-    if folder is None:
+    found = driver_folder()
+    if found is None:
         pytest.skip("no libcuda.so.1: this machine has no NVIDIA driver")
+    folder = str(found)
     probe = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); raise SystemExit(c.cuInit(0))"
     env = {**os.environ, "LD_LIBRARY_PATH": folder}
     if subprocess.run(["python3", "-c", probe], env=env).returncode:
@@ -98,20 +93,8 @@ def client(tmp_path_factory: pytest.TempPathFactory, driver: str) -> Callable[[s
     return build
 
 
-class _Process(ctypes.Structure):
-    _fields_ = [
-        ("pid", ctypes.c_uint),
-        ("used", ctypes.c_ulonglong),
-        ("instance", ctypes.c_uint),
-        ("compute", ctypes.c_uint),
-    ]
-
-
 def nvml_held(pids: set[int]) -> dict[int, int]:
     """Bytes of processes by the real NVML, which this (bare) process asks."""
-    library = ctypes.CDLL(f"{_driver_folder()}/libnvidia-ml.so.1")
-    card, rows, count = ctypes.c_void_p(), (_Process * 1024)(), ctypes.c_uint(1024)
-    assert library.nvmlInit_v2() == 0
-    assert library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(card)) == 0
-    assert library.nvmlDeviceGetComputeRunningProcesses_v3(card, ctypes.byref(count), rows) == 0
-    return {row.pid: row.used for row in rows[: count.value] if row.pid in pids}
+    folder = driver_folder()
+    assert folder
+    return {pid: used for pid, used in Truth(folder).held().items() if pid in pids}

@@ -142,6 +142,8 @@ WEBHOOK_PORT: Final = 8443
 MONITOR_PORT: Final = 9394
 LIBSYNC_PORT: Final = 9395
 METRICS_PATH: Final = "/metrics"
+STATUS_PATH: Final = "/status.json"
+"""Of the monitor: its node's devices, tenants and health, for `isolator top` and `isolator doctor`."""
 HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
 METRIC_PREFIX_VGPU: Final = "hami_vgpu_"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from isolator import __version__
+from isolator.doctor import Scope
 from isolator.errors import IsolatorError
 
 app = typer.Typer(
@@ -82,6 +84,27 @@ def monitor() -> None:
     from isolator.monitor.server import run
 
     raise typer.Exit(run())
+
+
+@app.command()
+def doctor(
+    scope: Annotated[Scope, typer.Argument(help="pod, node or cluster; found out by default.")] = Scope.AUTO,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    pid: Annotated[int | None, typer.Option(min=1, help="pod: a process of the container.")] = None,
+    mount: Annotated[Path | None, typer.Option(help="pod, node: paths.containerVgpuMount.")] = None,
+    monitor: Annotated[str | None, typer.Option(help="node: URL of the node's monitor.")] = None,
+    label: Annotated[str | None, typer.Option(help="node: text of label nvidia.com/gpu.memory.")] = None,
+    kubeconfig: Annotated[Path | None, typer.Option(help="cluster: kubeconfig file.")] = None,
+    context: Annotated[str | None, typer.Option(help="cluster: context of the kubeconfig.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="cluster: of the pod.")] = None,
+    pod: Annotated[str | None, typer.Option(help="cluster: one pod, NAME or NAMESPACE/NAME.")] = None,
+) -> None:
+    """Say what is wrong in this container, on this node or in this cluster; a cause has an exit status."""
+    from isolator.doctor.scope import Options, examine
+
+    report = examine(scope, Options(pid, mount, monitor, label, kubeconfig, context, namespace, pod))
+    print(report.json() if json else "\n".join(report.lines()))
+    raise typer.Exit(report.exit_status)
 
 
 @app.command(

@@ -194,3 +194,5 @@ class Snapshot:
     """Names of sources: caches, pods, nvml, libsync, verdicts, host_pid."""
     listed: bool = True
     """Whether the pods were listed once; before that no cache has an owner."""
+    node_label: str | None = None
+    """Raw text of the node's memory label; None where it is absent or was never read."""

@@ -128,6 +128,7 @@ class Composer:
             listed=self._pods.listed,
             pod_watch_up=self._pods.up,
             node_gpu_memory_mib=grants.card_mib(self._pods.label),
+            node_label=self._pods.label,
             libsync=libsync,
             nvml=view,
             verdicts=verdicts,

@@ -11,9 +11,9 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
@@ -37,6 +37,23 @@ def _level(value: str) -> str:
 
 Listen = Annotated[str, AfterValidator(_listen)]
 """`host:port`."""
+
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|\u00b5s|ms|s|m|h)", re.ASCII)
+
+
+def duration(value: Any) -> float:
+    """Seconds of a Go duration such as 5s, 1m30s or 500ms; numbers pass. Raises ValueError otherwise."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    text = str(value).strip()
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is not a duration, for example 5s, 5m or 1m30s")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+Seconds = Annotated[float, BeforeValidator(duration)]
 
 
 class Common(BaseSettings):
@@ -74,7 +91,9 @@ def _lines(error: ValidationError, prefix: str) -> str:
     faults = []
     for fault in error.errors(include_url=False):
         field = str(fault["loc"][0]).upper() if fault["loc"] else ""
-        faults.append(f"{prefix}{field}: {_line(fault, 's' if field.endswith('_INTERVAL') else '')}")
+        faults.append(
+            f"{prefix}{field}: {_line(fault, 's' if field.endswith(('_INTERVAL', '_LIFE')) else '')}"
+        )
     return "; ".join(faults)
 
 

@@ -8,6 +8,7 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Final, Protocol
 
 from isolator.errors import UnavailableError
@@ -20,6 +21,14 @@ CHECK: Final = 600.0
 """Seconds after which data that did not change are judged again: certificates end by themselves."""
 _RACES: Final = (409, 422)
 """Somebody else was quicker: a conflict, or a `test` of ours that no longer holds."""
+
+
+class Change(Enum):
+    """What became of caBundle."""
+
+    NONE = "none"
+    FIRST = "first"  # nobody was trusted before
+    CHANGED = "changed"
 
 
 class ApiError(UnavailableError):
@@ -40,12 +49,20 @@ class Asking(Protocol):
 class SecretStore:
     """The Secret that CA and serving pair are kept in."""
 
-    def __init__(self, api: Asking, namespace: str, name: str, hosts: Sequence[str]) -> None:
-        self._api, self._name, self._hosts = api, name, hosts
+    def __init__(
+        self,
+        api: Asking,
+        namespace: str,
+        name: str,
+        hosts: Sequence[str],
+        lives: certs.Lives = certs.LIVES,
+    ) -> None:
+        self._api, self._name, self._hosts, self._lives = api, name, hosts, lives
         self._path = f"/api/v1/namespaces/{namespace}/secrets"
         self._what = f"Secret {namespace}/{name}"
         self._served: dict[str, bytes] = {}
         self._checked = 0.0
+        self._due = dt.datetime.max.replace(tzinfo=dt.UTC)
 
     def _read(self) -> tuple[dict[str, bytes], str] | None:
         """Data and resourceVersion; None where there is no such Secret."""
@@ -90,21 +107,18 @@ class SecretStore:
         for _ in range(ATTEMPTS):
             found = self._read()
             data, version = found or ({}, None)
-            if (
-                self._served
-                and self._served.items() <= data.items()
-                and time.monotonic() - self._checked < CHECK
-            ):
-                return self._served
             now = dt.datetime.now(dt.UTC)
-            wrong = certs.fault(data, self._hosts, now) if found else "does not exist"
+            if self._served and self._served.items() <= data.items() and not self._is_time(now):
+                return self._served
+            wrong = certs.fault(data, self._hosts, now, self._lives) if found else "does not exist"
             if wrong is None:
                 self._served, self._checked = {key: data[key] for key in certs.DATA}, time.monotonic()
+                self._due = certs.due_first(data, self._lives)
                 return self._served
-            if certs.fault(self._served, self._hosts, now) is None:
+            if certs.fault(self._served, self._hosts, now, self._lives) is None:
                 wanted = self._served
             else:
-                wanted = certs.mend(data, self._hosts, now)
+                wanted = certs.mend(data, self._hosts, now, self._lives)
             try:
                 self._write(wanted, version)
             except ApiError as error:
@@ -114,22 +128,36 @@ class SecretStore:
             log.info("%s %s: written anew", self._what, wrong)
         raise ApiError(409, f"{self._what} is changed by somebody else each time it is written")
 
+    def _is_time(self, now: dt.datetime) -> bool:
+        """Whether data that did not change are to be judged again."""
+        return now >= self._due or time.monotonic() - self._checked >= CHECK
 
-def bundle_patch(configuration: Mapping[str, Any], pem: bytes) -> list[dict[str, Any]]:
-    """The JSON patch that gives each webhook of `configuration` the CA bundle `pem`; empty where all have it.
 
+def bundle_patch(configuration: Mapping[str, Any], pem: bytes, now: dt.datetime) -> list[dict[str, Any]]:
+    """The JSON patch that lets each webhook of `configuration` trust the CAs in `pem`; empty where all do.
+
+    CAs that are there already stay until they end (certs.joined): another replica may serve a pair of theirs.
     Each `add` is guarded by a `test` of the name at that index, because entries may move meanwhile.
     """
-    wanted = base64.b64encode(pem).decode()
     operations: list[dict[str, Any]] = []
     for index, entry in enumerate(configuration.get("webhooks") or []):
-        if (entry.get("clientConfig") or {}).get("caBundle") != wanted:
+        found = _bundle_of(entry)
+        wanted = certs.joined(pem, found, now)
+        if wanted != found:
             path = f"/webhooks/{index}"
+            value = base64.b64encode(wanted).decode()
             operations += [
                 {"op": "test", "path": f"{path}/name", "value": entry.get("name")},
-                {"op": "add", "path": f"{path}/clientConfig/caBundle", "value": wanted},
+                {"op": "add", "path": f"{path}/clientConfig/caBundle", "value": value},
             ]
     return operations
+
+
+def _bundle_of(entry: Mapping[str, Any]) -> bytes:
+    try:
+        return base64.b64decode((entry.get("clientConfig") or {}).get("caBundle") or "")
+    except binascii.Error:
+        return b""
 
 
 class BundleWriter:
@@ -140,20 +168,21 @@ class BundleWriter:
         self._path = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{name}"
         self._what = f"MutatingWebhookConfiguration {name}"
 
-    def ensure(self, pem: bytes) -> bool:
-        """Sets caBundle to `pem` where it is not; says whether something had to be set. Raises ApiError."""
+    def ensure(self, pem: bytes) -> Change:
+        """Lets the API server trust the CAs in `pem`; says what had to be done for it. Raises ApiError."""
         for _ in range(ATTEMPTS):
             found = self._api.ask("get", self._path, self._what)
             if not found.get("webhooks"):
                 raise ApiError(404, f"{self._what} has no webhooks: install the chart's")
-            operations = bundle_patch(found, pem)
+            operations = bundle_patch(found, pem, dt.datetime.now(dt.UTC))
             if not operations:
-                return False
+                return Change.NONE
             try:
                 self._api.ask("patch", self._path, self._what, operations)
             except ApiError as error:
                 if error.status not in _RACES:
                     raise
                 continue
-            return True
+            trusted_before = any(_bundle_of(entry) for entry in found["webhooks"])
+            return Change.CHANGED if trusted_before else Change.FIRST
         raise ApiError(409, f"{self._what} is changed by somebody else each time it is patched")

@@ -17,8 +17,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-CA_LIFE: Final = dt.timedelta(days=3652)
-LEAF_LIFE: Final = dt.timedelta(days=365)
 BACKDATED: Final = dt.timedelta(hours=1)
 """Clocks of the API server and of the other replica may be behind ours: what is not valid yet is refused by
 the one and written anew by the other."""
@@ -26,6 +24,17 @@ OLD_CAS: Final = 2
 """Former CAs that stay trusted behind the present one, until they end."""
 RENEW_AFTER: Final = 2 / 3
 """Share of a certificate's life after which it is due."""
+
+
+@dataclass(frozen=True)
+class Lives:
+    """How long a CA and a serving certificate are made for."""
+
+    ca: dt.timedelta = dt.timedelta(days=3652)
+    leaf: dt.timedelta = dt.timedelta(days=365)
+
+
+LIVES: Final = Lives()
 
 CERTIFICATE, KEY, CA, CA_KEY = DATA = ("tls.crt", "tls.key", "ca.crt", "ca.key")
 
@@ -93,7 +102,7 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def issue_ca(now: dt.datetime, life: dt.timedelta = CA_LIFE) -> Pair:
+def issue_ca(now: dt.datetime, life: dt.timedelta = LIVES.ca) -> Pair:
     """A new certificate authority, ECDSA P-256, that may sign serving certificates and nothing below them."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("kai-resource-isolator webhook CA")
@@ -106,7 +115,7 @@ def issue_ca(now: dt.datetime, life: dt.timedelta = CA_LIFE) -> Pair:
     return Pair(certificate, key)
 
 
-def issue_leaf(ca: Pair, hosts: Sequence[str], now: dt.datetime, life: dt.timedelta = LEAF_LIFE) -> Pair:
+def issue_leaf(ca: Pair, hosts: Sequence[str], now: dt.datetime, life: dt.timedelta = LIVES.leaf) -> Pair:
     """A serving certificate for `hosts`, ECDSA P-256, that does not outlive its CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     end = min(now + life, ca.certificate.not_valid_after_utc)
@@ -122,10 +131,10 @@ def issue_leaf(ca: Pair, hosts: Sequence[str], now: dt.datetime, life: dt.timede
     return Pair(certificate, key)
 
 
-def needs_renewal(certificate: x509.Certificate, now: dt.datetime) -> bool:
-    """Whether two thirds of its life are over."""
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return now >= begin + (end - begin) * RENEW_AFTER
+def due(certificate: x509.Certificate, life: dt.timedelta) -> dt.datetime:
+    """When two thirds are over of its life, or of `life` where certificates are meant to live shorter now."""
+    made, end = certificate.not_valid_before_utc + BACKDATED, certificate.not_valid_after_utc
+    return made + min(end - made, life) * RENEW_AFTER
 
 
 def bundle(*pems: bytes) -> bytes:
@@ -135,6 +144,25 @@ def bundle(*pems: bytes) -> bytes:
         for certificate in x509.load_pem_x509_certificates(pem):
             found[certificate.public_bytes(serialization.Encoding.PEM)] = None
     return b"".join(found)
+
+
+def split(pem: bytes) -> list[bytes]:
+    """The certificates in `pem`, each for itself; none where it is something else."""
+    return _pems(_certificates(pem))
+
+
+def joined(own: bytes, others: bytes, now: dt.datetime) -> bytes:
+    """What is to be trusted where `others` were: the CAs in `own`, then those of `others`, whose pairs may
+    still be served, until they end and OLD_CAS at most. `others` as they are where nothing is missing.
+
+    `others` may be anything; ValueError where `own` is no PEM.
+    """
+    mine, known = split(bundle(own)), split(others)
+    valid = (one for one in _certificates(others) if now < one.not_valid_after_utc)
+    kept = [pem for pem in _pems(valid) if pem not in mine]
+    if set(known) == {*mine, *kept} and len(kept) <= OLD_CAS:
+        return others
+    return b"".join((*mine, *kept[:OLD_CAS]))
 
 
 def expiry(pem: bytes) -> dt.datetime:
@@ -193,17 +221,32 @@ def _may_sign(certificate: x509.Certificate) -> bool:
         return False
 
 
-def _trusted(stored: Mapping[str, bytes], now: dt.datetime) -> list[bytes]:
-    """The CAs in the stored ca.crt that have not ended, whether or not their keys are there."""
+def _certificates(pem: bytes) -> list[x509.Certificate]:
+    """Those in `pem`; none where it is something else."""
     try:
-        found = x509.load_pem_x509_certificates(stored.get(CA, b""))
+        return x509.load_pem_x509_certificates(pem)
     except ValueError:
         return []
-    valid = [one for one in found if _may_sign(one) and now < one.not_valid_after_utc]
-    return [one.public_bytes(serialization.Encoding.PEM) for one in valid]
 
 
-def fault(stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime) -> str | None:
+def _pems(certificates: Iterable[x509.Certificate]) -> list[bytes]:
+    return [one.public_bytes(serialization.Encoding.PEM) for one in certificates]
+
+
+def _trusted(pem: bytes, now: dt.datetime) -> list[bytes]:
+    """The CAs in `pem` that have not ended, whether or not their keys are there."""
+    return _pems(one for one in _certificates(pem) if _may_sign(one) and now < one.not_valid_after_utc)
+
+
+def due_first(stored: Mapping[str, bytes], lives: Lives = LIVES) -> dt.datetime:
+    """When the first of CA and serving certificate is due, of data that have no fault."""
+    ca, leaf = (x509.load_pem_x509_certificates(stored[key])[0] for key in (CA, CERTIFICATE))
+    return min(due(ca, lives.ca), due(leaf, lives.leaf))
+
+
+def fault(
+    stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime, lives: Lives = LIVES
+) -> str | None:
     """Why the Secret's data cannot be served as they are, in a few words; None where they can."""
     if not any(stored.get(key) for key in DATA):
         return "is empty"
@@ -216,8 +259,12 @@ def fault(stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime) -
     wrong = leaf_fault(stored[CERTIFICATE], hosts, now)
     if wrong:
         return f"has a certificate that {wrong}"
-    if needs_renewal(leaf.certificate, now):
-        return "has a certificate that is due for renewal"
+    for what, one, life in (
+        ("certificate", leaf.certificate, lives.leaf),
+        ("CA", ca.certificate, lives.ca),
+    ):
+        if now >= due(one, life):
+            return f"has a {what} that is due for renewal"
     try:
         leaf.certificate.verify_directly_issued_by(ca.certificate)
     except (ValueError, TypeError, InvalidSignature):
@@ -225,21 +272,23 @@ def fault(stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime) -
     return None
 
 
-def mend(stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime) -> dict[str, bytes]:
-    """Data that can be served: a new serving pair, under the stored CA where that is usable.
+def mend(
+    stored: Mapping[str, bytes], hosts: Sequence[str], now: dt.datetime, lives: Lives = LIVES
+) -> dict[str, bytes]:
+    """Data that can be served: a new serving pair, under the stored CA where that is usable and not due.
 
-    A kept CA leaves every caBundle valid. One that is replaced (its key is lost) stays trusted behind its
-    successor until it ends, as long as other replicas may serve pairs of its. The renewal of a CA has its
-    place here: one that is due (`needs_renewal`) gets its successor in the same way.
+    A kept CA leaves every caBundle valid. One that is replaced stays trusted behind its successor until it
+    ends, as long as other replicas may serve pairs of its.
     """
-    ca = _usable_ca(stored, now) or issue_ca(now)
-    leaf = issue_leaf(ca, hosts, now)
+    ca = _usable_ca(stored, now)
+    if ca is None or now >= due(ca.certificate, lives.ca):
+        ca = issue_ca(now, lives.ca)
+    leaf = issue_leaf(ca, hosts, now, lives.leaf)
     own = ca.certificate_pem()
-    former = [pem for pem in _trusted(stored, now) if pem != own]
-    authorities = bundle(own, *former[:OLD_CAS])
+    former = [pem for pem in _trusted(stored.get(CA, b""), now) if pem != own]
     return {
         CERTIFICATE: leaf.certificate_pem(),
         KEY: leaf.key_pem(),
-        CA: authorities,
+        CA: bundle(own, *former[:OLD_CAS]),
         CA_KEY: ca.key_pem(),
     }

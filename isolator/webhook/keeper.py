@@ -1,7 +1,9 @@
 """Keeps the serving certificate and caBundle right, in a thread of its own.
 
-A source says what to serve; what does not fit or cannot be read leaves the pair that is served. Each problem
-is logged once when it appears and once when it is over.
+A source says what to serve; what does not fit or cannot be read leaves the pair that is served. A pair of a
+new CA is served when caBundle has had that CA for a while, and the CA before stays in it until it ends:
+whichever replica or API server is first, each connection meets a certificate that is trusted. Each problem is
+logged once when it appears and once when it is over.
 """
 
 from __future__ import annotations
@@ -9,15 +11,16 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from isolator.errors import ContractError, IsolatorError, UnavailableError
-from isolator.webhook import certs
+from isolator.webhook import certs, tls
+from isolator.webhook.bundle import Change
 from isolator.webhook.health import Health
 from isolator.webhook.metrics import Metrics
-from isolator.webhook.tls import ReloadingContext
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,8 @@ INTERVAL: Final = 10.0
 """Seconds between looks at the source and at caBundle."""
 FIRST_RETRY: Final = 0.5
 """Seconds after the first failure; doubled up to INTERVAL."""
+SPREAD: Final = 10.0
+"""Seconds until every API server has seen a change of caBundle, with room: they watch it."""
 
 
 class Source(Protocol):
@@ -37,8 +42,8 @@ class Source(Protocol):
 class Bundle(Protocol):
     """What holds caBundle."""
 
-    def ensure(self, pem: bytes) -> bool:
-        """Sets it where needed; says whether it was. Raises IsolatorError."""
+    def ensure(self, pem: bytes) -> Change:
+        """Adds what is missing; says what had to be done. Raises IsolatorError."""
 
 
 Assemble = Callable[[], tuple[Source, Bundle | None]]
@@ -71,18 +76,24 @@ class Keeper(threading.Thread):
     def __init__(
         self,
         assemble: Assemble,
-        context: ReloadingContext,
+        context: tls.ReloadingContext,
         health: Health,
         metrics: Metrics,
         interval: float = INTERVAL,
         hosts: Sequence[str] = (),
+        spread: float = SPREAD,
     ) -> None:
         """`hosts`: the webhook's names; a certificate for others is served with a warning."""
         super().__init__(name="certificates", daemon=True)
         self._assemble, self._context, self._health, self._metrics = assemble, context, health, metrics
-        self._interval, self._hosts = interval, hosts
+        self._interval, self._hosts, self._spread = interval, hosts, spread
         self._parts: tuple[Source, Bundle | None] | None = None
+        self._wanted: Mapping[str, bytes] = {}
         self._served: Mapping[str, bytes] = {}
+        self._trusted: frozenset[bytes] = frozenset()
+        """CAs that caBundle has had for SPREAD."""
+        self._spread_at: float | None = None
+        """When the CAs of `_wanted` will be there, where they are new."""
         self._said: dict[str, str] = {}
         self._stopping = threading.Event()
 
@@ -97,12 +108,18 @@ class Keeper(threading.Thread):
         while not self._stopping.wait(delay):
             if self.round():
                 delay, retry = self._interval, FIRST_RETRY
+                if self._spread_at is not None:
+                    delay = min(delay, max(0.0, self._spread_at - time.monotonic()))
             else:
                 delay, retry = min(retry, self._interval), retry * 2
 
     def round(self) -> bool:
         """One look at everything; says whether all is well."""
-        return self._attempt("certificate", self._certificate) and self._attempt("caBundle", self._bundle)
+        well = self._attempt("certificate", self._look) and self._attempt("caBundle", self._publish)
+        # Without caBundle a first pair is served all the same, for the probes; one that ended helps nobody.
+        if self._wanted != self._served and (well or not self._served or self._has_ended()):
+            well = self._attempt("certificate", self._serve) and well
+        return well
 
     def _attempt(self, topic: str, action: Callable[[], None]) -> bool:
         try:
@@ -126,24 +143,60 @@ class Keeper(threading.Thread):
             self._health.bundle = problem
         return False
 
-    def _certificate(self) -> None:
+    def _look(self) -> None:
+        """Takes what the source wants to be served, where it can be."""
         if self._parts is None:
             self._parts = self._assemble()
         data = self._parts[0].read()
-        if data == self._served:
+        if data == self._wanted:
             return
         try:
             if certs.CA in data:
                 certs.bundle(data[certs.CA])
-            ends = certs.expiry(data[certs.CERTIFICATE])
-            self._context.load(data[certs.CERTIFICATE], data[certs.KEY])
-        except ContractError:
+            certs.expiry(data[certs.CERTIFICATE])
+            tls.context(data[certs.CERTIFICATE], data[certs.KEY])
+        except (ContractError, ValueError) as error:
             self._metrics.loads.labels("failed").inc()
-            raise
-        except ValueError as error:
-            self._metrics.loads.labels("failed").inc()
+            if isinstance(error, ContractError):
+                raise
             raise ContractError(f"not a PEM certificate: {error}") from error
-        self._served = dict(data)
+        self._wanted, self._spread_at = dict(data), None
+
+    def _publish(self) -> None:
+        """Lets the API server trust the CAs of what is wanted."""
+        assert self._parts is not None
+        writer = self._parts[1]
+        if writer is None:
+            self._health.bundle = None
+            return
+        pem = certs.bundle(self._wanted[certs.CA])
+        change = writer.ensure(pem)
+        if change is not Change.NONE:
+            log.info("set caBundle")
+        new = frozenset(certs.split(pem)) - self._trusted
+        if not new:
+            pass
+        elif change is Change.FIRST or (change is Change.NONE and not self._served):
+            self._spread_at = time.monotonic()
+        elif self._spread_at is None or change is Change.CHANGED:
+            self._spread_at = time.monotonic() + self._spread
+            log.info("caBundle has a new CA: its certificate is served in %.0f s", self._spread)
+        if self._spread_at is not None and time.monotonic() >= self._spread_at:
+            self._trusted, self._spread_at = self._trusted | new, None
+        if self._spread_at is None:
+            self._health.bundle = None
+
+    def _has_ended(self) -> bool:
+        return certs.expiry(self._served[certs.CERTIFICATE]) <= dt.datetime.now(dt.UTC)
+
+    def _serve(self) -> None:
+        """Serves what is wanted, unless its CA has yet to spread."""
+        if self._spread_at is not None and self._served and not self._has_ended():
+            return
+        data = self._wanted
+        self._context.load(data[certs.CERTIFICATE], data[certs.KEY])
+        ends = certs.expiry(data[certs.CERTIFICATE])
+        self._served = data
         self._metrics.loads.labels("ok").inc()
         self._metrics.expiry.set(ends.timestamp())
         self._health.certificate = None
@@ -151,10 +204,3 @@ class Keeper(threading.Thread):
         wrong = certs.leaf_fault(data[certs.CERTIFICATE], self._hosts, dt.datetime.now(dt.UTC))
         if wrong:
             log.warning("the API server will not accept the certificate: it %s; replace it", wrong)
-
-    def _bundle(self) -> None:
-        assert self._parts is not None
-        writer = self._parts[1]
-        if writer is not None and writer.ensure(certs.bundle(self._served[certs.CA])):
-            log.info("set caBundle")
-        self._health.bundle = None

@@ -95,7 +95,7 @@ def assembly(settings: Settings) -> Assemble:
         writer = BundleWriter(api, settings.configuration) if settings.set_ca_bundle else None
         if not builtin:
             return files, writer
-        return SecretStore(api, settings.namespace, settings.secret, hosts), writer
+        return SecretStore(api, settings.namespace, settings.secret, hosts, settings.lives()), writer
 
     return assemble
 

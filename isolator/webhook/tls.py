@@ -23,21 +23,22 @@ def _memory_file() -> int:
         return os.memfd_create("pair", os.MFD_CLOEXEC)
 
 
-def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols(["http/1.1"])
+def context(certificate: bytes, key: bytes) -> ssl.SSLContext:
+    """A server's context with one PEM pair. Raises ContractError where certificate and key do not fit."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.set_alpn_protocols(["http/1.1"])
     # OpenSSL wants a path; a file in memory keeps the key off the disk and needs no writable folder.
     with os.fdopen(_memory_file(), "wb") as pair:
         pair.write(certificate.rstrip() + b"\n" + key)
         pair.flush()
         try:
-            context.load_cert_chain(f"/proc/self/fd/{pair.fileno()}", password=_no_passphrase)
+            made.load_cert_chain(f"/proc/self/fd/{pair.fileno()}", password=_no_passphrase)
         except ssl.SSLError as error:
             reason = (error.reason or str(error)).replace("_", " ").lower()
             raise ContractError(f"certificate and key cannot be used: {reason}") from error
         except ValueError as error:
             raise ContractError(f"certificate and key cannot be used: {error}") from error
-    return context
+    return made
 
 
 class ReloadingContext(ssl.SSLContext):
@@ -60,7 +61,7 @@ class ReloadingContext(ssl.SSLContext):
 
         Raises ContractError where certificate and key do not fit; the pair before stays.
         """
-        self._current = _context(certificate, key)
+        self._current = context(certificate, key)
 
     def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
         """Called for each connection by asyncio."""

@@ -292,5 +292,6 @@ def test_network_policies(render: Any) -> None:
     assert ports == {f"{RELEASE}-webhook": [names.WEBHOOK_PORT], LIBSYNC: [], MONITOR: [names.MONITOR_PORT]}
     out = {name: bool(spec["egress"]) for name, spec in policies.items()}
     assert out == {f"{RELEASE}-webhook": True, LIBSYNC: False, MONITOR: True}
-    apart = render("networkPolicy.enabled=true", "tls.certManager.enabled=true")
+    pem = "-----BEGIN CERTIFICATE-----\\nAA==\\n-----END CERTIFICATE-----\\n"
+    apart = render("networkPolicy.enabled=true", 'tls.existingSecret="mine"', f'tls.caBundle="{pem}"')
     assert apart.one("NetworkPolicy", f"{RELEASE}-webhook")["spec"]["egress"] == []

@@ -177,7 +177,8 @@ def test_passes_with_the_real_webhook(render: Any, tmp_path: Path, services: tup
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    rendered = render("tls.certManager.enabled=true")
+    pem = "-----BEGIN CERTIFICATE-----\\nAA==\\n-----END CERTIFICATE-----\\n"
+    rendered = render('tls.existingSecret="mine"', f'tls.caBundle="{pem}"')
     env = env_of(rendered.pod("Deployment", f"{RELEASE}-webhook")["containers"][0])
     env |= {"ISOLATOR_WEBHOOK_LISTEN": address, "ISOLATOR_WEBHOOK_TLS_DIRECTORY": str(tmp_path)}
     env |= {"PYTHONPATH": str(ROOT), "ISOLATOR_WEBHOOK_DRAIN_SECONDS": "0"}

@@ -76,6 +76,7 @@ KIND_OF_KEY: dict[str, Any] = {
     "updateInterval": "7s",
     "resyncInterval": "7s",
     "duration": "7h",
+    "caDuration": "7h",
     "renewBefore": "7h",
     "labels": {"a": "b"},
     "annotations": {"a": "b"},

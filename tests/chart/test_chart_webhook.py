@@ -138,6 +138,8 @@ def test_settings_reach_the_webhook(render: Any) -> None:
         "TLS_MODE": "builtin",
         "TLS_DIRECTORY": "/etc/tls",
         "SET_CA_BUNDLE": "true",
+        "CERTIFICATE_LIFE": "8760h",
+        "CA_LIFE": "87648h",
         "SECRET": f"{WEBHOOK}-tls",
         "SERVICE": WEBHOOK,
         "NAMESPACE": RELEASE,
@@ -232,20 +234,19 @@ def test_builtin_certificates_need_one_secret_and_one_configuration(render: Any)
 
 
 def test_cert_manager_makes_the_certificate(render: Any) -> None:
-    """The certificate is for the Service, its CA is injected, and the webhook needs no API access (B075)."""
+    """The certificate is for the Service, and the webhook itself sets its CA (B075)."""
     rendered = render("tls.certManager.enabled=true")
     certificate = rendered.one("Certificate", f"{RELEASE}-serving-cert")["spec"]
     assert f"{WEBHOOK}.{RELEASE}.svc" in certificate["dnsNames"]
     assert certificate["issuerRef"]["name"] in rendered.names("Issuer")
-    annotations = rendered.one("MutatingWebhookConfiguration")["metadata"]["annotations"]
-    assert annotations == {"cert-manager.io/inject-ca-from": f"{RELEASE}/{RELEASE}-serving-cert"}
+    assert "annotations" not in rendered.one("MutatingWebhookConfiguration")["metadata"]
     pod = rendered.pod("Deployment", WEBHOOK)
     volume = next(item for item in pod["volumes"] if item["name"] == "tls")
     assert volume["secret"]["secretName"] == certificate["secretName"] == f"{WEBHOOK}-tls"
-    assert pod["automountServiceAccountToken"] is False
-    assert rendered.all("Role") == rendered.all("ClusterRole") == []
+    assert pod["automountServiceAccountToken"] is True
+    assert (rendered.all("Role"), rendered.names("ClusterRole")) == ([], {WEBHOOK})
     env = env_of(pod["containers"][0])
-    assert (env["ISOLATOR_WEBHOOK_TLS_MODE"], env["ISOLATOR_WEBHOOK_SET_CA_BUNDLE"]) == ("files", "false")
+    assert (env["ISOLATOR_WEBHOOK_TLS_MODE"], env["ISOLATOR_WEBHOOK_SET_CA_BUNDLE"]) == ("files", "true")
     given = render("tls.certManager.enabled=true", 'tls.certManager.issuerRef={"name":"ours"}')
     assert given.all("Issuer") == []
     assert given.one("Certificate")["spec"]["issuerRef"] == {"name": "ours"}

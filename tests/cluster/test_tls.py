@@ -99,7 +99,7 @@ def test_garbage_at_the_first_start_is_replaced(builtin: Release) -> None:
     cluster.wait_rollout(f"deployment/{builtin.webhook}", namespace=builtin.name)
     after = builtin.secret()
     assert after["ca.crt"] != before["ca.crt"]
-    assert builtin.bundle() == after["ca.crt"]
+    assert builtin.bundle() == after["ca.crt"] + before["ca.crt"]
     assert served(builtin) == {x509.load_pem_x509_certificate(after["tls.crt"])}
     builtin.wait_admits()
 
@@ -206,29 +206,20 @@ def cert_manager(cluster: Cluster) -> Iterator[None]:
 
 
 def test_cert_manager(cluster: Cluster, product: Product, cert_manager: None, tmp_path: Path) -> None:
-    """What cert-manager does with our Certificate and annotation makes the webhook work, which itself needs
-    no right on the API; an upgrade leaves the injected caBundle. Its controllers are played by hand."""
+    """What cert-manager does with our Certificate makes the webhook work, which sets caBundle itself; a pair
+    of another CA is served without a restart, and every admission meanwhile succeeds: the CA before stays
+    trusted. cert-manager's controllers are played by hand."""
     wanted = {"tls": {"certManager": {"enabled": True}}}
     with release(cluster, "tls-manager") as made:
         made.upgrade(wanted, wait="")
         certificates = cluster.get("certificates", namespace=made.name)["items"]
         spec = {each["metadata"]["name"]: each["spec"] for each in certificates}
-        configuration = cluster.get(KINDS, made.configuration)
-        place, _, name = configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"].partition(
-            "/"
-        )
-        assert place == made.name
-        issuers = [each["metadata"]["name"] for each in cluster.get("issuers", namespace=place)["items"]]
+        issuers = [each["metadata"]["name"] for each in cluster.get("issuers", namespace=made.name)["items"]]
         assert {each["issuerRef"]["name"] for each in spec.values()} <= set(issuers)
 
+        serving = spec[f"{made.name}-serving-cert"]
         signed = Signed(tmp_path / "pki", made)
-        first = signed.put(spec[name]["secretName"], spec[name]["dnsNames"])
-        bundle = base64.b64encode(signed.ca).decode()
-        inject = [
-            {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}
-            for index in range(len(configuration["webhooks"]))
-        ]
-        cluster.kubectl("patch", KINDS, made.configuration, "--type=json", f"--patch={json.dumps(inject)}")
+        first = signed.put(serving["secretName"], serving["dnsNames"])
         cluster.wait_rollout(f"deployment/{made.webhook}", namespace=made.name, timeout=180)
         assert served(made) == {first}
         made.wait_admits()
@@ -236,4 +227,19 @@ def test_cert_manager(cluster: Cluster, product: Product, cert_manager: None, tm
         made.upgrade(wanted | {"logging": {"level": "debug"}})
         assert made.bundle() == signed.ca
         assert made.admit() == "injected"
-        assert made.pods()[0]["spec"]["automountServiceAccountToken"] is False
+
+        other = Signed(tmp_path / "other", made)
+        second, uids = other.put(serving["secretName"], serving["dnsNames"]), uids_of(made)
+        wait_for(lambda: admitted_by(made) == {second}, 120, "the new CA's certificate", every=1)
+        assert made.bundle() == other.ca + signed.ca
+        assert uids_of(made) == uids
+
+
+def uids_of(made: Release) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in made.pods()}
+
+
+def admitted_by(made: Release) -> set[x509.Certificate]:
+    """The certificates served, after an admission that must succeed whichever they are."""
+    assert made.admit() == "injected"
+    return served(made)

@@ -15,6 +15,7 @@ from region_files import MIB, RegionFile, Slot, Spec, uuid
 from isolator import kube
 from isolator.errors import UnavailableError, UsageError
 from isolator.monitor import settings
+from isolator.settings import duration
 
 GO_DURATIONS = {"5s": 5, "5m": 300, "1m30s": 90, "500ms": 0.5, "1.5h": 5400, "0s": 0, "2s500ms": 2.5}
 
@@ -22,7 +23,7 @@ GO_DURATIONS = {"5s": 5, "5m": 300, "1m30s": 90, "500ms": 0.5, "1.5h": 5400, "0s
 @pytest.mark.parametrize("text", GO_DURATIONS)
 def test_durations_are_gos(text: str) -> None:
     """Durations as the chart writes them."""
-    assert settings.duration(text) == pytest.approx(GO_DURATIONS[text])
+    assert duration(text) == pytest.approx(GO_DURATIONS[text])
 
 
 @pytest.mark.parametrize(

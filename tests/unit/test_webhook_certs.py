@@ -63,13 +63,6 @@ def test_takes_a_service_name_of_any_length() -> None:
     _verify(data[certs.CERTIFICATE], data[certs.CA], hosts[1], NOW)
 
 
-def test_is_due_after_two_thirds_of_its_life() -> None:
-    """A certificate is due from two thirds of its life on."""
-    leaf = certs.issue_leaf(certs.issue_ca(NOW), HOSTS, NOW, dt.timedelta(days=30)).certificate
-    assert not certs.needs_renewal(leaf, NOW + dt.timedelta(days=19, hours=23))
-    assert certs.needs_renewal(leaf, NOW + dt.timedelta(days=20))
-
-
 def test_joins_bundles_without_repetition() -> None:
     """A bundle holds each CA once, in order, and nothing else of the texts."""
     one, two = material()[certs.CA], material()[certs.CA]

@@ -14,7 +14,7 @@ from webhookkit import HOSTS, FakeApi, configuration, material, until
 
 from isolator.errors import UnavailableError
 from isolator.webhook import bundle, certs
-from isolator.webhook.bundle import ApiError, BundleWriter, SecretStore
+from isolator.webhook.bundle import ApiError, BundleWriter, Change, SecretStore
 from isolator.webhook.health import Health
 from isolator.webhook.keeper import Keeper
 from isolator.webhook.kube import Api
@@ -138,8 +138,6 @@ def test_renews_the_serving_pair_under_the_same_ca(monkeypatch: pytest.MonkeyPat
     secrets = store(api)
     before = secrets.read()
     monkeypatch.setattr(bundle, "dt", SimpleNamespace(datetime=Later, UTC=dt.UTC))
-    assert secrets.read() == before
-    monkeypatch.setattr(bundle, "CHECK", 0)
     after = secrets.read()
     assert after[certs.CERTIFICATE] != before[certs.CERTIFICATE]
     assert (after[certs.CA], after[certs.CA_KEY]) == (before[certs.CA], before[certs.CA_KEY])
@@ -151,14 +149,14 @@ def test_sets_ca_bundle_on_each_webhook_and_again_when_wiped() -> None:
     api = FakeApi(configuration=configuration(*NAMES))
     writer = BundleWriter(api.api(), "c")
     pem = material()[certs.CA]
-    assert writer.ensure(pem) is True
+    assert writer.ensure(pem) is Change.FIRST
     assert api.bundles() == [pem, pem]
-    assert writer.ensure(pem) is False
+    assert writer.ensure(pem) is Change.NONE
     assert api.calls.count("patch configuration") == 1
     assert api.configuration is not None
     del api.configuration["webhooks"][1]["clientConfig"]["caBundle"]
     api.configuration["webhooks"][0]["clientConfig"]["caBundle"] = "Cg=="
-    assert writer.ensure(pem) is True
+    assert writer.ensure(pem) is Change.CHANGED
     assert api.bundles() == [pem, pem]
 
 
@@ -171,8 +169,9 @@ def test_never_writes_into_an_entry_that_moved() -> None:
         api.configuration = configuration("inserted.example", *NAMES)
 
     api.before = moved
-    assert BundleWriter(api.api(), "c").ensure(b"pem")
-    assert api.bundles() == [b"pem"] * 3
+    pem = material()[certs.CA]
+    assert BundleWriter(api.api(), "c").ensure(pem) is Change.FIRST
+    assert api.bundles() == [pem] * 3
     assert api.calls.count("patch configuration") == 2
 
 

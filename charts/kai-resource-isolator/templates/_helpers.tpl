@@ -21,8 +21,7 @@
 
 {{- /* "true" where the webhook sets caBundle itself and therefore needs the API. */ -}}
 {{- define "isolator.setsCaBundle" -}}
-{{- $mode := include "isolator.tlsMode" . -}}
-{{- if or (eq $mode "builtin") (and (eq $mode "existing") (not .Values.tls.caBundle)) -}}true{{- end -}}
+{{- if not .Values.tls.caBundle -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The rest take (dict "root" $ "component" "webhook|libsync|monitor|..."). */ -}}

@@ -1,33 +1,48 @@
-"""The monitor's HTTP: /metrics, /healthz, /readyz."""
+"""The monitor's HTTP: /metrics, /status.json, the page at /, /healthz, /readyz."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import FastAPI, Header, Response
+from fastapi import FastAPI, Header, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from isolator import names
+from isolator.monitor.exposition import Exposition
+from isolator.monitor.page import Status, headers
+from isolator.monitor.shared import SharedScan
 
 
-def create_app(registry: CollectorRegistry) -> FastAPI:
-    """An app that serves the registry's series in the format that the client asks for.
+def _status(app: FastAPI, scan: SharedScan) -> None:
+    """The node's status document, as JSON and as a page."""
+    status = Status(scan)
+
+    @app.get(names.STATUS_PATH)
+    def document() -> Response:
+        return Response(status.json(), media_type="application/json", headers={"Cache-Control": "no-store"})
+
+    @app.get("/")
+    def page(refresh: Annotated[int | None, Query(ge=1, le=3600)] = None) -> Response:
+        more = {} if refresh is None else {"Refresh": str(refresh)}
+        return Response(status.page(), media_type="text/html", headers=headers() | more)
+
+
+def create_app(registry: CollectorRegistry, scan: SharedScan | None = None) -> FastAPI:
+    """An app that serves the registry's series in the format that the client asks for, and the node's status
+    where there is a scan to make it from.
 
     Ready as soon as it serves: neither NVML, a cache, nor the API server has to be there, and each of
     them says in a series of its own whether it is.
     """
     app = FastAPI(title="kai-resource-isolator monitor", docs_url=None, redoc_url=None, openapi_url=None)
+    exposition = Exposition(registry)
 
     # Not async: the scan reads files, and one thread of the pool may wait for it while probes are answered.
     @app.get(names.METRICS_PATH)
     def metrics(accept: Annotated[str, Header()] = "") -> Response:
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # the client names a version that is none
-            encode, content_type = choose_encoder("")
-        return Response(encode(registry), headers={"Content-Type": content_type})
+        text, content_type = exposition.answer(accept)
+        return Response(text, headers={"Content-Type": content_type})
 
     @app.get(names.HEALTH_PATH)
     async def health() -> PlainTextResponse:
@@ -37,4 +52,6 @@ def create_app(registry: CollectorRegistry) -> FastAPI:
     async def ready() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
+    if scan is not None:
+        _status(app, scan)
     return app

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.samples import Sample
 
 from isolator import names
+from isolator.monitor import allocation as a
 from isolator.monitor import readings as r
 from isolator.monitor.view import CONTAINER_LABELS, LEGACY_HOST_LABELS, LEGACY_LABELS, ZONE, View
 
@@ -89,7 +90,7 @@ HOST_ROWS = (
     Row("hami_host_gpu_temperature_celsius", "GPU temperature.", HOST, r.host("temperature")),
     Row("hami_host_gpu_power_usage_watts", "GPU power usage.", HOST, r.host("power_watts")),
     Row("hami_gpu_memory_limit_bytes", "Memory of the GPU in bytes.", HOST, r.host("memory_total")),
-    Row("hami_gpu_memory_allocated_bytes", "Sum of the limits on the GPU in bytes.", HOST, r.allocated),
+    Row("hami_gpu_memory_allocated_bytes", "Sum of the limits on the GPU in bytes.", HOST, r.allocated()),
 )
 SELF_ROWS = (
     _own("up", "Whether the caches of this node were scanned.", (), r.one(r.up)),
@@ -115,6 +116,12 @@ ENFORCEMENT_ROWS = (
     _own("last_refusal_timestamp_seconds", "Time of the last refusal.", VDEVICE, r.last_refusal),
     _own("container_state", "Enforcement: the state that holds is 1.", (*CONTAINER, "state"), r.states),
     _own("uncapped_containers", "Containers of fraction pods without a limit.", ("reason",), r.uncapped),
+    _own(
+        "container_uncapped",
+        "1: runs without a limit, and why.",
+        (*CONTAINER, "reason"),
+        r.uncapped_by,
+    ),
     _own("region_tampered", "Whether a limit or quota word was altered.", CONTAINER, r.flag("tampered")),
     _own("sm_limit_unenforced", "Whether an SM limit is ignored.", CONTAINER, r.flag("sm_unenforced")),
     _own("expected_limit_bytes", "Limit that KAI grants.", CONTAINER, r.verdict("expected_limit")),
@@ -132,11 +139,37 @@ LEGACY_ROWS = (
     Row("Device_memory_desc_of_container", "Memory usage.", LEGACY_LABELS, r.device("used", "legacy")),
     Row("Device_utilization_desc_of_container", "Utilization.", LEGACY_LABELS, r.device("sm_util", "legacy")),
     Row("Device_last_kernel_of_container", "Seconds since.", LEGACY_LABELS, r.elapsed("legacy")),
-    # A current name of HAMi's scheduler, but `promtool check metrics` keeps _count for histograms.
-    Row("hami_gpu_shared_count", "Containers that share the GPU.", HOST, r.sharing),
+)
+# What HAMi's scheduler exports and its dashboards show; `promtool check metrics` dislikes some of the names.
+SCHEDULER_ROWS = (
+    Row("hami_gpu_shared_count", "Containers that share the GPU.", HOST, r.sharing()),
+    Row("hami_gpu_core_limit_ratio", "Compute of the GPU, always 100.", HOST, a.cores("hami")),
+    Row("hami_gpu_core_allocated_ratio", "Sum of the SM limits.", HOST, a.cores_allocated("hami")),
+    Row("hami_node_gpu_overview", "Sum of the limits in bytes.", HOST, r.allocated()),
+    Row("hami_node_gpu_memory_allocated_ratio", "That of all memory (0-1).", HOST, a.share_allocated("hami")),
+    Row("hami_vgpu_memory_allocated_bytes", "Limit in bytes.", a.LABELS, a.memory(a.LABELS)),
+    Row("hami_vgpu_core_allocated_ratio", "SM limit.", a.LABELS, a.core(a.LABELS)),
+    Row("GPUDeviceMemoryLimit", "Memory of the GPU.", LEGACY_HOST_LABELS, r.host("memory_total", "legacy")),
+    Row("GPUDeviceMemoryAllocated", "Sum of the limits.", LEGACY_HOST_LABELS, r.allocated("legacy")),
+    Row("GPUDeviceSharedNum", "Containers that share it.", LEGACY_HOST_LABELS, r.sharing("legacy")),
+    Row("GPUDeviceCoreLimit", "Always 100.", LEGACY_HOST_LABELS, a.cores("legacy")),
+    Row("GPUDeviceCoreAllocated", "Sum of the SM limits.", LEGACY_HOST_LABELS, a.cores_allocated("legacy")),
+    Row("nodeGPUOverview", "Sum of the limits.", LEGACY_HOST_LABELS, r.allocated("legacy")),
+    Row("nodeGPUMemoryPercentage", "That of all (0-1).", LEGACY_HOST_LABELS, a.share_allocated("legacy")),
+    Row("vGPUPodsDeviceAllocated", "Limit in bytes.", a.LEGACY_LABELS, a.memory(a.LEGACY_LABELS)),
+    Row("vGPUMemoryAllocated", "Limit in bytes.", a.LEGACY_LABELS, a.memory(a.LEGACY_LABELS)),
+    Row("vGPUCoreAllocated", "SM limit.", a.LEGACY_LABELS, a.core(a.LEGACY_LABELS)),
+    Row("vGPUMemoryPercentage", "Limit of all (0-1).", a.LEGACY_LABELS, a.memory_share(a.LEGACY_LABELS)),
+    Row("vGPUCorePercentage", "SM limit (0-1).", a.LEGACY_LABELS, a.core(a.LEGACY_LABELS, 100)),
 )
 
 
 def table(legacy: bool) -> tuple[Row, ...]:
-    """Every row, those of HAMi's old names only when asked for."""
-    return (*VGPU_ROWS, *HOST_ROWS, *SELF_ROWS, *ENFORCEMENT_ROWS, *(LEGACY_ROWS if legacy else ()))
+    """Every row, those of HAMi's dashboards only when asked for."""
+    return (
+        *VGPU_ROWS,
+        *HOST_ROWS,
+        *SELF_ROWS,
+        *ENFORCEMENT_ROWS,
+        *(LEGACY_ROWS + SCHEDULER_ROWS if legacy else ()),
+    )

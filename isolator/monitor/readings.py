@@ -87,23 +87,23 @@ def host(field: str, labels: str = "hami") -> Read:
     return read
 
 
-def allocated(view: View) -> Points:
+def allocated(labels: str = "hami") -> Read:
     """Sum of the limits on each device of the node."""
-    return _shared(view, ((row.own["device_uuid"], row.device.limit) for row in view.devices))
+    return lambda view: _shared(view, ((r.own["device_uuid"], r.device.limit) for r in view.devices), labels)
 
 
-def sharing(view: View) -> Points:
+def sharing(labels: str = "hami") -> Read:
     """Number of containers on each device of the node."""
-    return _shared(view, ((row.own["device_uuid"], 1) for row in view.devices))
+    return lambda view: _shared(view, ((r.own["device_uuid"], 1) for r in view.devices), labels)
 
 
-def _shared(view: View, parts: Iterable[tuple[str, int]]) -> Points:
+def _shared(view: View, parts: Iterable[tuple[str, int]], labels: str = "hami") -> Points:
     sums: Counter[str] = Counter()
     for uuid, part in parts:
         sums[uuid] += part
     if not joined(view):
         return ()
-    return ((row.hami, sums[row.hami["device_uuid"]]) for row in view.hosts)
+    return ((getattr(row, labels), sums[row.hami["device_uuid"]]) for row in view.hosts)
 
 
 def ledger(view: View) -> Points:
@@ -172,6 +172,13 @@ def uncapped(view: View) -> Points:
     counts = Counter(v.uncapped for _, v in view.verdicts if v.state == State.UNCAPPED)
     for reason in Uncapped:
         yield {"reason": reason.value}, counts[reason]
+
+
+def uncapped_by(view: View) -> Points:
+    """Each container without a limit, with the reason; the others have no point."""
+    for labels, found in view.verdicts:
+        if found.state == State.UNCAPPED and found.uncapped is not None:
+            yield {**labels, "reason": Uncapped(found.uncapped).value}, 1
 
 
 def nvml_bytes(view: View) -> Points:

@@ -57,8 +57,11 @@ def _say(given: Settings, port: int) -> None:
     )
 
 
-def _serve(listener: socket.socket, registry: CollectorRegistry) -> int:
-    config = serving.config(create_app(registry), Connection, timeout_graceful_shutdown=_GRACE_S)
+def _serve(listener: socket.socket, collector: MonitorCollector) -> int:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    app = create_app(registry, collector.scan)
+    config = serving.config(app, Connection, timeout_graceful_shutdown=_GRACE_S)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 
@@ -92,8 +95,7 @@ def run() -> int:
     )
     reporter = Reporter(api, given.node_name) if given.events else None
     background = Background(composer.snapshot, watch, reporter)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(MonitorCollector(composer.snapshot, given.update_interval, given.legacy_metrics))
+    collector = MonitorCollector(composer.snapshot, given.update_interval, given.legacy_metrics)
     listener = listen(given.listen, f"{settings.PREFIX}LISTEN")
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, _end)
@@ -103,7 +105,7 @@ def run() -> int:
         for worker in workers:
             worker.start()
         _calm_collector()
-        return _serve(listener, registry)
+        return _serve(listener, collector)
     finally:
         listener.close()
         for worker in workers:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
+
+from isolator import names
+
+NODE_VARIABLES: Final = (names.ENV_NODE_NAME, "ISOLATOR_MONITOR_NODE_NAME")
+"""Of our own workloads on a node: its name."""
 
 
 class Scope(StrEnum):

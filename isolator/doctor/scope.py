@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isolator import names
-from isolator.doctor import Scope
+from isolator.doctor import NODE_VARIABLES, Scope, container
+from isolator.doctor.inside import Inside
 from isolator.doctor.report import Report
 from isolator.errors import UsageError
 
@@ -26,33 +27,37 @@ class Options:
     pod: str | None = None
 
 
-def choose(options: Options, root: Path = Path("/")) -> Scope | None:
-    """What there is to look at here; None where nothing of ours is. `root` is where the files are."""
-    given = (options.kubeconfig, options.context, options.namespace, options.pod)
-    if any(value is not None for value in given):
+def choose(options: Options) -> Scope | None:
+    """What there is to look at here; None where nothing of ours is."""
+    cluster = (options.kubeconfig, options.context, options.namespace, options.pod)
+    if any(value is not None for value in cluster):
         return Scope.CLUSTER
     if options.pid is not None:
         return Scope.POD
-    if options.monitor or options.label or names.ENV_NODE_NAME in os.environ:
-        return Scope.NODE
-    mount = root / (options.mount or Path(names.DEFAULT_VGPU_MOUNT)).relative_to("/")
-    if names.ENV_ISOLATOR_POD_UID in os.environ or (mount / names.LIMIT_FILE).exists():
+    own = _carried(None, options.mount)
+    if own is not None and own.mounted:
         return Scope.POD
+    if options.monitor or options.label or any(name in os.environ for name in NODE_VARIABLES):
+        return Scope.NODE
+    mount = options.mount or Path(names.DEFAULT_VGPU_MOUNT)
     if any((mount / name).exists() for name in (names.LIBSYNC_STATUS, names.VERSIONS_DIRECTORY)):
         return Scope.NODE
-    if _preloads(root / names.PRELOAD_FILE.lstrip("/")) or (mount / names.LIBRARY_FILE).exists():
+    if own is not None and own.carries:
+        return Scope.POD
+    other = container.target()
+    beside = _carried(other, options.mount) if other is not None else None
+    if beside is not None and beside.carries:
         return Scope.POD
     if os.environ.get("KUBECONFIG"):
         return Scope.CLUSTER
     return Scope.NODE if mount.is_dir() else None
 
 
-def _preloads(path: Path) -> bool:
+def _carried(pid: int | None, mount: Path | None) -> container.Carried | None:
     try:
-        with path.open("rb") as file:
-            return names.LIBRARY_FILE.encode() in file.read(4096)
+        return container.look(Inside(pid), str(mount) if mount else None)
     except OSError:
-        return False
+        return None
 
 
 def examine(scope: Scope, options: Options) -> Report:

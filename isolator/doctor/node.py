@@ -1,0 +1,75 @@
+"""`isolator doctor node`: what libsync keeps and the monitor sees, on a node or in a pod of ours on it."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from isolator import names
+from isolator.doctor import NODE_VARIABLES, bounded, node_files, node_monitor
+from isolator.doctor.report import Report
+
+_LISTEN, _MOUNT = "ISOLATOR_MONITOR_LISTEN", "ISOLATOR_MONITOR_MOUNT"
+
+
+def named() -> str:
+    """The node's name, as our workloads are told."""
+    return next((os.environ[name] for name in NODE_VARIABLES if os.environ.get(name)), os.uname().nodename)
+
+
+def mount_of(given: Path | None) -> Path:
+    """<mount>: as given, as the monitor is told, as the installer of this pod is told, else the default."""
+    if given is not None:
+        return given
+    if os.environ.get(_MOUNT):
+        return Path(os.environ[_MOUNT])
+    default = Path(names.DEFAULT_VGPU_MOUNT)
+    if not default.exists():
+        try:
+            words = Path("/proc/1/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            words = []
+        told = [os.fsdecode(word[8:]) for word in words if word.startswith(b"--mount=/")]
+        if told:
+            return Path(told[0])
+    return default
+
+
+def examine(mount: Path | None = None, monitor: str | None = None, label: str | None = None) -> Report:
+    """Looks at this node. `monitor` is its URL, `label` the text of the node's memory label, where known."""
+    report = Report("node", named())
+    path = mount_of(mount)
+    probes = {
+        "mount": partial(_files, path=path),
+        "monitor": partial(_seen, path=path, url=monitor, text=label),
+    }
+    bounded.run(report, probes)
+    return report.done()
+
+
+def _files(report: Report, path: Path) -> None:
+    in_pod = any(name in os.environ for name in NODE_VARIABLES)
+    if not node_files.mount(report, path, in_pod):
+        return
+    told = node_files.installer(report, path)
+    sound = node_files.library(report, path, told)
+    if sound and not os.statvfs(path).f_flag & os.ST_NOEXEC:
+        node_files.loads(report, path)
+    node_files.preload(report, path)
+    node_files.containers(report, path)
+
+
+def _seen(report: Report, path: Path, url: str | None, text: str | None) -> None:
+    listen = os.environ.get(_LISTEN, "")
+    port = listen.rpartition(":")[2] or names.MONITOR_PORT
+    found = node_monitor.judge(report, url or f"http://127.0.0.1:{port}", bool(url or listen))
+    if text is not None:
+        node_monitor.label(report, named(), text)
+    elif found is None:
+        report.skip("memory label", "no monitor tells it: --label TEXT")
+    elif found.get("pod_watch_up"):
+        told = found.get("memory_label")
+        node_monitor.label(report, named(), told.get("text") if isinstance(told, dict) else None)
+    if found is None and path.is_dir():
+        node_monitor.scan(report, path)

@@ -1,0 +1,84 @@
+"""`isolator doctor pod`: one container, from inside it, from a debug container, or from its node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from isolator import names
+from isolator.doctor import (
+    bounded,
+    container,
+    pod_driver,
+    pod_ledger,
+    pod_limit,
+    pod_loading,
+    pod_region,
+)
+from isolator.doctor.container import Carried
+from isolator.doctor.inside import Inside
+from isolator.doctor.report import Report
+
+_KAIS = (names.ENV_MEMORY_LIMIT, names.ENV_GPU_PORTION, names.ENV_NUM_OF_GPUS)
+
+
+def examine(pid: int | None = None, mount: Path | None = None) -> Report:
+    """Looks at the container of process `pid` (None: found out); `mount` None: found out."""
+    inside = Inside(container.target() if pid is None else pid)
+    report = Report("pod", inside.name)
+    if not inside.place.exists():
+        report.check("process")
+        report.find("no_such_process", inside.name, f"no {inside.place}")
+        return report.done()
+    bounded.run(report, {"container": lambda part: _all(part, inside, mount)})
+    return report.done()
+
+
+def _all(report: Report, inside: Inside, mount: Path | None) -> None:
+    carried = container.look(inside, str(mount) if mount else None)
+    if not _is_there(report, carried):
+        return
+    probes = {
+        "library and limit": lambda part: _quota(part, carried),
+        "NVIDIA devices": lambda part: pod_driver.devices(part, carried),
+        "driver library": lambda part: _driver(part, carried),
+    }
+    bounded.run(report, probes, bounded.PATIENCE - 0.05)
+
+
+def _is_there(report: Report, carried: Carried) -> bool:
+    """Whether anything of ours is meant to act in the container; says so where not."""
+    report.check("injection")
+    if carried.carries:
+        return True
+    variables = carried.environment or {}
+    name = carried.inside.name
+    if container.is_true(variables.get(names.ENV_DISABLE_CONTROL)):
+        seen = (
+            f"{names.ENV_DISABLE_CONTROL}={variables[names.ENV_DISABLE_CONTROL]}: the webhook left it alone"
+        )
+        report.find("control_disabled", name, seen)
+    elif any(key in variables for key in _KAIS):
+        seen = f"KAI gave it a share of a GPU, and nothing holds it to that: no {names.PRELOAD_FILE}"
+        report.find("not_injected", name, seen)
+    else:
+        seen = f"no {names.PRELOAD_FILE} with our library, no {carried.mount}, no variable of KAI's"
+        report.find("not_installed", name, seen)
+    return False
+
+
+def _quota(report: Report, carried: Carried) -> None:
+    told = pod_loading.preload(report, carried)
+    parsed = pod_loading.library(report, carried, told or carried.library)
+    pod_loading.programs(report, carried, told, parsed)
+    limit = pod_limit.judge(report, carried)
+    pod_driver.pinned(report, carried, limit)
+    path = pod_region.path_of(carried)
+    found = pod_region.read(report, carried, path)
+    if found is not None:
+        pod_region.judge(report, path, found, limit)
+    pod_ledger.judge(report, carried, found, limit)
+
+
+def _driver(report: Report, carried: Carried) -> None:
+    library = pod_driver.driver(report, carried)
+    pod_driver.version(report, carried, library)

@@ -41,11 +41,11 @@ def _alternatives(hosts: Sequence[str]) -> list[x509.GeneralName]:
 class Authority:
     """A CA that writes what it signs into `folder` as `NAME.crt` and `NAME.key`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "cluster-test-ca") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.key = ec.generate_private_key(ec.SECP256R1())
-        self.name = _name("cluster-test-ca")
+        self.name = _name(name)
         built = self._builder(self.name, self.key).add_extension(
             x509.BasicConstraints(ca=True, path_length=None), critical=True
         )

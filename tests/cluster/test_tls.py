@@ -106,14 +106,14 @@ def test_garbage_at_the_first_start_is_replaced(builtin: Release) -> None:
 
 def test_upgrade_keeps_the_certificate(builtin: Release) -> None:
     """B077: an upgrade that replaces the pods leaves Secret and caBundle as they are, at each moment."""
-    before, pods = builtin.secret(), {pod["metadata"]["uid"] for pod in builtin.pods()}
+    before, trusted, pods = builtin.secret(), builtin.bundle(), uids_of(builtin)
 
     builtin.upgrade({"logging": {"level": "debug"}}, wait="")
-    assert builtin.bundle() == before["ca.crt"]
+    assert builtin.bundle() == trusted
     builtin.cluster.wait_rollout(f"deployment/{builtin.webhook}", namespace=builtin.name)
-    assert not pods & {pod["metadata"]["uid"] for pod in builtin.pods()}
+    assert not pods & uids_of(builtin)
     assert builtin.secret() == before
-    assert builtin.bundle() == before["ca.crt"]
+    assert builtin.bundle() == trusted
     assert builtin.admit() == "injected"
 
 
@@ -124,7 +124,7 @@ class Signed:
     """A CA of the user's, and the Secrets that it makes for a release."""
 
     def __init__(self, folder: Path, made: Release) -> None:
-        self.authority, self.made = Authority(folder), made
+        self.authority, self.made = Authority(folder, f"{made.name} {folder.name}"), made
         self.ca = self.authority.path.read_bytes()
         self.count = 0
 

@@ -87,6 +87,22 @@ def monitor() -> None:
 
 
 @app.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the status document and end.")] = False,
+    interval: Annotated[
+        float | None, typer.Option(min=0.2, max=3600, help="Seconds between two looks. [default: 2]")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="URL of a monitor; this node's by default.")] = None,
+    mount: Annotated[Path | None, typer.Option(help="Read this folder instead of asking a monitor.")] = None,
+) -> None:
+    """Show what this node's tenants hold of their GPU memory, like nvidia-smi."""
+    from isolator.top.run import run
+
+    raise typer.Exit(run(once, json, interval, url, mount))
+
+
+@app.command()
 def doctor(
     scope: Annotated[Scope, typer.Argument(help="pod, node or cluster; found out by default.")] = Scope.AUTO,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,

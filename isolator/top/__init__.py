@@ -1,0 +1,1 @@
+"""`isolator top`: what the tenants of a node hold of its GPUs, in a terminal."""

@@ -1,0 +1,112 @@
+"""Prints once, or keeps a terminal up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+from rich.console import Console
+from rich.live import Live
+
+from isolator.monitor.document import Document, dump
+from isolator.top.source import NothingReachableError, Source
+from isolator.top.table import draw
+
+INTERVAL_S: Final = 2.0
+_PIPE_WIDTH: Final = 140
+"""Columns where nobody says how many there are: `kubectl exec` without -t, a file, a pipe."""
+
+
+def _plain_terminal() -> bool:
+    return os.environ.get("TERM", "") in ("", "dumb", "unknown")
+
+
+def _console() -> Console:
+    """Escape codes only for a terminal that says what it is."""
+    if sys.stdout.isatty():
+        return Console(highlight=False, force_terminal=False if _plain_terminal() else None)
+    given = os.environ.get("COLUMNS", "")
+    width = int(given) if given.isascii() and given.isdigit() and 0 < len(given) < 5 else 0
+    return Console(highlight=False, width=max(width, 20) if width else _PIPE_WIDTH)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _closed_quietly() -> Iterator[None]:
+    """`| head` that has seen enough, and Ctrl-C, are ends like any other."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter writes out what is left when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        pass
+
+
+def _print(console: Console, shown: Document) -> None:
+    with console.capture() as text:
+        console.print(draw(shown, console.width))
+    sys.stdout.write(text.get())
+    sys.stdout.flush()
+
+
+def _next(source: Source, last: Document) -> Document:
+    """The newest document; where there is none for the moment the last one, which then says so."""
+    try:
+        return source.read()
+    except NothingReachableError as error:
+        problem = f"this is the last answer: {error}"
+        others = tuple(each for each in last.node.problems if not each.startswith("this is the last answer"))
+        return replace(last, node=replace(last.node, problems=(problem, *others)))
+
+
+def _repeat(source: Source, console: Console, shown: Document, interval: float) -> None:
+    """One table after the other, for what is no screen."""
+    while True:
+        _print(console, shown)
+        time.sleep(interval)
+        shown = _next(source, shown)
+        sys.stdout.write("\n")
+
+
+def _live(source: Source, console: Console, shown: Document, interval: float) -> None:
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGHUP, _end)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(draw(shown, *console.size), refresh=True)
+            time.sleep(interval)
+            shown = _next(source, shown)
+
+
+def run(once: bool, json: bool, interval: float | None, url: str | None, mount: Path | None) -> int:
+    """Shows the node's tenants; exit status. Without a terminal once, unless an interval is given.
+
+    Raises NothingReachableError and UsageError with one line.
+    """
+    source = Source(url, mount)
+    with _closed_quietly():
+        shown = source.read()
+        if json:
+            sys.stdout.write(dump(shown, indent=2).decode())
+            return 0
+        console = _console()
+        if once or (interval is None and not sys.stdout.isatty()):
+            _print(console, shown)
+        elif sys.stdout.isatty() and not _plain_terminal():
+            _live(source, console, shown, interval or INTERVAL_S)
+        else:
+            _repeat(source, console, shown, interval or INTERVAL_S)
+    return 0

@@ -56,7 +56,7 @@ def test_custom_resources_are_valid(render: Any) -> None:
             if item["apiVersion"] in CUSTOM:
                 kinds.add(item["kind"])
                 jsonschema.validate(item["spec"], CUSTOM[item["apiVersion"]][item["kind"]])
-    assert kinds == {"Certificate", "Issuer", "PodMonitor", "ServiceMonitor"}
+    assert kinds == {"Certificate", "Issuer", "PodMonitor", "PrometheusRule", "ServiceMonitor"}
 
 
 def test_old_kubernetes_is_refused(helm: Helm) -> None:

@@ -54,6 +54,8 @@ def operator_job(document: Mapping[str, Any]) -> Job:
     for target in ("namespace", "pod", "container"):
         source = {"container": "pod_container_name", "pod": "pod_name"}.get(target, target)
         rules.append({"source_labels": [f"__meta_kubernetes_{source}"], "target_label": target})
+    for own in endpoint.get("relabelings", []):
+        rules.append({"source_labels": own["sourceLabels"], "target_label": own["targetLabel"]})
     return {
         "job_name": f"{document['kind']}/{document['metadata']['name']}",
         "honor_labels": endpoint.get("honorLabels", False),
@@ -103,10 +105,24 @@ def serve(cluster: Cluster, jobs: Sequence[Job], folder: Path) -> Iterator[Prome
         (found,) = job.pop("kubernetes_sd_configs")
         targets = folder / f"targets-{number}.json"
         targets.write_text(json.dumps(prometheus_targets.discover(cluster, found)))
-        times = {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL}
-        ready.append({**job, **times, "file_sd_configs": [{"files": [str(targets)]}]})
+        ready.append({**job, "file_sd_configs": [{"files": [str(targets)]}]})
+    with start(ready, folder, cluster.environment()) as server:
+        yield server
+
+
+@contextmanager
+def start(
+    jobs: Sequence[Job], folder: Path, environment: Mapping[str, str], rules: Sequence[Path] = ()
+) -> Iterator[Prometheus]:
+    """A Prometheus with these jobs, whose targets are given, and rules files; it ends with the block."""
+    times = {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL}
+    written = {
+        "global": {"evaluation_interval": INTERVAL},
+        "rule_files": [str(file) for file in rules],
+        "scrape_configs": [{**job, **times} for job in jobs],
+    }
     config = folder / "prometheus.yml"
-    config.write_text(json.dumps({"scrape_configs": ready}))
+    config.write_text(json.dumps(written))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -114,7 +130,7 @@ def serve(cluster: Cluster, jobs: Sequence[Job], folder: Path) -> Iterator[Prome
     words = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     words += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with log.open("wb") as out:
-        process = subprocess.Popen(words, env=cluster.environment(), stdout=out, stderr=out)
+        process = subprocess.Popen(words, env=environment, stdout=out, stderr=out)
     server = Prometheus(port)
 
     def up() -> bool:

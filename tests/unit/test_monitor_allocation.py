@@ -74,13 +74,8 @@ def test_a_container_is_named_by_its_place(mount: Path) -> None:
         ("vGPUCorePercentage", 0.3, 0.0),
         ("vGPUCoreAllocated", 30, 0),
     ):
-        found = {
-            (
-                labels.get("podname", labels.get("pod")),
-                labels.get("containeridx", labels.get("container_index")),
-            ): v
-            for labels, v in _read(snapshot, name)
-        }
+        whose = ("pod", "container_index") if name.startswith("hami_") else ("podname", "containeridx")
+        found = {tuple(labels[key] for key in whose): value for labels, value in _read(snapshot, name)}
         assert found == {(f"pod-{UID[:8]}", "1"): first, (f"pod-{OTHER[:8]}", "0"): second}, name
 
 

@@ -33,10 +33,10 @@ READINESS, LIVENESS = 5, 20  # seconds between two probes, as in the chart
 class Node:
     """A folder that stands for one node, full of live pods."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, folders: int = FOLDERS) -> None:
         self.mount, self.pods = folder / "vgpu", folder / "pods"
         self.containers = self.mount / "containers"
-        for number in range(FOLDERS):
+        for number in range(folders):
             uid = f"{number:08x}-1111-4222-8333-444455556666"
             (self.pods / uid).mkdir(parents=True)
             (self.containers / f"{uid}_main").mkdir(parents=True)
@@ -44,10 +44,10 @@ class Node:
                 os.posix_fallocate(file.fileno(), 0, REGION)
         self.port = child.free_port()
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """The installer as the DaemonSet runs it."""
+    def start(self, *more: str) -> subprocess.Popen[bytes]:
+        """The installer as the DaemonSet runs it, with `more` arguments."""
         words = ["--mount", str(self.mount), "--pods", str(self.pods), "--listen", f"127.0.0.1:{self.port}"]
-        command = [sys.executable, "-m", "isolator.libsync", *words, "--log-level", "warning"]
+        command = [sys.executable, "-m", "isolator.libsync", *words, "--log-level", "warning", *more]
         return subprocess.Popen(command, cwd=ROOT)
 
     def clear(self) -> None:

@@ -11,6 +11,7 @@ is missed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import statistics
@@ -19,10 +20,9 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-
-from prometheus_client import CollectorRegistry, generate_latest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit")]
@@ -33,14 +33,21 @@ from monitor_apiserver import NODE, ApiServer  # noqa: E402
 from region_files import RegionFile, Slot, Spec, folder, pod, uuid  # noqa: E402
 
 from isolator.monitor.collector import MonitorCollector  # noqa: E402
+from isolator.monitor.exposition import Exposition  # noqa: E402
 from isolator.monitor.model import NvmlDevice, NvmlView, PodView  # noqa: E402
 from isolator.monitor.snapshot import Composer  # noqa: E402
 
 # containers, devices, processes a container, target of the 99th percentile in ms
 CASES = ((110, 1, 1, 50), (110, 8, 1, 250), (1000, 1, 1, 250), (110, 1, 64, 0))
-# containers, devices, target of the 99th percentile in ms; for both, MiB at most and thousandths of a CPU
-PROCESSES = ((110, 1, 50), (110, 8, 250))
+# containers, devices, target of the 99th percentile in ms; for the nodes of 110, MiB and thousandths of a CPU
+PROCESSES = ((110, 1, 50), (110, 8, 250), (1000, 1, 250))
 MEMORY, SHARE = 96, 10
+# As Prometheus 3 asks.
+ACCEPT = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
 INTERVAL = 15  # seconds between two scrapes, as Prometheus does it
 
 
@@ -88,12 +95,11 @@ def resident_mib() -> float:
 
 def measure(composer: Composer, rounds: int) -> tuple[list[float], list[float], float, int]:
     """Wall and CPU times of whole scrapes in ms (sorted), the scan's median in ms, bytes of the answer."""
-    registry = CollectorRegistry()
-    registry.register(MonitorCollector(composer.snapshot, update_interval=0))
+    exposition = Exposition(MonitorCollector(composer.snapshot, update_interval=0))
     walls, cpus, text = [], [], b""
     for _ in range(rounds):
         wall, cpu = time.perf_counter(), time.process_time()
-        text = generate_latest(registry)
+        text = exposition.answer(ACCEPT)[0]
         walls.append((time.perf_counter() - wall) * 1e3)
         cpus.append((time.process_time() - cpu) * 1e3)
     scans = [composer.snapshot().duration * 1e3 for _ in range(min(rounds, 20))]
@@ -122,41 +128,59 @@ class Monitor:
     def scrape(self) -> bytes:
         """The answer; nothing while it does not listen."""
         try:
-            with urllib.request.urlopen(self.url, timeout=30) as answer:
+            asked = urllib.request.Request(self.url, headers={"Accept": ACCEPT})
+            with urllib.request.urlopen(asked, timeout=30) as answer:
                 return bytes(answer.read())
         except OSError:
             return b""
 
 
-def served(
-    containers: int, devices: int, rounds: int, seconds: float
-) -> tuple[list[float], float, float, float]:
-    """Scrapes over HTTP in ms (sorted), resident MiB after them and at most, thousandths of a CPU."""
+@contextlib.contextmanager
+def running(containers: int, devices: int, processes: int = 1) -> Iterator[Monitor]:
+    """A monitor of a node whose containers have `processes` live ones each, on `devices` cards."""
     with tempfile.TemporaryDirectory() as place, ApiServer() as api:
         mount, files = Path(place) / "vgpu", []
         monitor_pods.MOUNT = str(mount)
+        mount.mkdir()
         for number in range(containers):
             api.put(monitor_pods.pod(number))
             spec = Spec(uuids=[uuid(i) for i in range(devices)], refused=3, refused_ns=time.time_ns())
+            spec.slots = [Slot(pid=1 + i) for i in range(processes)]
             files.append(RegionFile(folder(mount, monitor_pods.uid(number)) / "usage.cache", spec))
         monitor = Monitor(mount, api.configuration().host)
-        pid = monitor.process.pid
         try:
-            times = []
-            for _ in range(rounds):
-                began = time.perf_counter()
-                monitor.scrape()
-                times.append((time.perf_counter() - began) * 1e3)
-            memory, spent, began = child.mib(pid, "VmRSS"), child.processor(pid), time.monotonic()
-            for number in range(int(seconds // INTERVAL)):
-                monitor.scrape()
-                time.sleep(max(0.0, began + (number + 1) * INTERVAL - time.monotonic()))
-            share = (child.processor(pid) - spent) / max(time.monotonic() - began, 1e-3) * 1000
-            return sorted(times), memory, child.mib(pid, "VmHWM"), share
+            yield monitor
         finally:
             child.end(monitor.process)
             for file in files:
                 file.close()
+
+
+def open_many() -> None:
+    """Lets this process hold a thousand region files and more."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+
+
+def served(
+    containers: int, devices: int, rounds: int, seconds: float
+) -> tuple[list[float], float, float, float, float]:
+    """Scrapes over HTTP in ms (sorted), processor ms of one, resident MiB after them and at most, thousandths
+    of a CPU at one each 15 s."""
+    with running(containers, devices) as monitor:
+        pid, times = monitor.process.pid, []
+        spent = child.processor(pid)
+        for _ in range(rounds):
+            began = time.perf_counter()
+            monitor.scrape()
+            times.append((time.perf_counter() - began) * 1e3)
+        cost = (child.processor(pid) - spent) / rounds * 1e3
+        memory, spent, began = child.mib(pid, "VmRSS"), child.processor(pid), time.monotonic()
+        for number in range(int(seconds // INTERVAL)):
+            monitor.scrape()
+            time.sleep(max(0.0, began + (number + 1) * INTERVAL - time.monotonic()))
+        share = (child.processor(pid) - spent) / max(time.monotonic() - began, 1e-3) * 1000
+        return sorted(times), cost, memory, child.mib(pid, "VmHWM"), share
 
 
 def at(times: list[float], share: float) -> float:
@@ -176,8 +200,7 @@ def main() -> int:
     asked.add_argument("--seconds", type=float, default=45, help="of scrapes each 15 s, for the CPU")
     options = asked.parse_args()
     rounds = options.rounds
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+    open_many()
     missed = False
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, {rounds} scrapes each")
     for containers, devices, slots, target in CASES:
@@ -196,14 +219,16 @@ def main() -> int:
             f"scan {scan:5.1f} ms; {size >> 10} KiB; RSS {resident_mib():.0f} MiB"
         )
     for containers, devices, target in PROCESSES:
-        walls, memory, most_memory, share = served(containers, devices, rounds, options.seconds)
-        late, large, busy = at(walls, 0.99) > target, most_memory > MEMORY, share > SHARE
+        walls, cost, memory, most_memory, share = served(containers, devices, rounds, options.seconds)
+        usual = containers <= 110
+        late, large, busy = at(walls, 0.99) > target, usual and most_memory > MEMORY, usual and share > SHARE
         missed |= late or large or busy
         print(
             f"process, {containers} containers x {devices} devices: "
             f"scrape p50 {at(walls, 0.5):6.1f} ms, "
             f"p99 {at(walls, 0.99):6.1f} ms (target {target}){said(late)}, "
-            f"RSS {memory:.0f} MiB, at most {most_memory:.0f} MiB (target {MEMORY}){said(large)}, "
+            f"CPU {cost:.1f} ms; RSS {memory:.0f} MiB, "
+            f"at most {most_memory:.0f} MiB (target {MEMORY}){said(large)}, "
             f"CPU {share:.1f} thousandths (target {SHARE}){said(busy)}"
         )
     return int(missed)

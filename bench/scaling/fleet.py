@@ -1,0 +1,1 @@
+"""What the measured costs make of a large cluster."""

@@ -36,8 +36,8 @@ def policy(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", ["1.30", "1.35", "1.37"])
 def test_policies_are_valid(version: str) -> None:
-    """Both policies and their bindings hold strictly to the schemas."""
-    assert len(POLICIES) == 4
+    """The policy and its binding hold strictly to the schemas."""
+    assert len(POLICIES) == 2
     for item in POLICIES:
         kubernetes_validate.validate(item, version, strict=True)
 
@@ -56,25 +56,6 @@ def test_tenant_policy_allows_our_volumes_alone() -> None:
         (names.VOLUME_PRELOAD, f"{mount}/{names.PRELOAD_KEY}"),
         (names.VOLUME_CONTAINERS, f"{mount}/{names.CONTAINERS_DIRECTORY}"),
     }
-
-
-def test_policy_beside_ignore_matches_like_the_webhook(render: Any) -> None:
-    """It judges the pods that the webhook is called for, NvFractions' own apart, in the same namespaces."""
-    hook = render().one("MutatingWebhookConfiguration")["webhooks"][0]
-    spec = policy(f"{RELEASE}-injected")
-    ours = {item["name"]: item["expression"] for item in hook["matchConditions"]}
-    theirs = {item["name"]: item["expression"] for item in spec["matchConditions"]}
-    nvfractions = f" || key.startsWith('{names.NVFRACTIONS_PREFIX}')"
-    assert theirs == {**ours, "shares-a-gpu": ours["shares-a-gpu"].replace(nvfractions, "")}
-    for mine, other in zip(
-        hook["namespaceSelector"]["matchExpressions"],
-        spec["matchConstraints"]["namespaceSelector"]["matchExpressions"],
-        strict=True,
-    ):
-        assert (mine["key"], set(mine["values"])) == (other["key"], set(other["values"]))
-    (rule,) = spec["validations"]
-    assert names.VOLUME_PRELOAD in rule["expression"]
-    assert f"m.mountPath == '{names.PRELOAD_FILE}'" in rule["expression"]
 
 
 def test_rights_by_hand_are_those_of_the_chart(each_helm: Helm, render: Any) -> None:

@@ -70,6 +70,7 @@ def test_old_kubernetes_is_refused(helm: Helm) -> None:
 def test_names_are_unique_and_placed(render: Any, values: Path) -> None:
     """No two objects share kind and name, and each that is namespaced names its namespace."""
     cluster = {"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "Namespace"}
+    cluster |= {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     keys = []
     for item in render(files=(values,)):
         keys.append((item["kind"], item["metadata"]["name"]))

@@ -45,6 +45,8 @@ OTHER: dict[str, Any] = {
     "webhook.namespaceSelector": {"matchLabels": {"a": "b"}},
     "webhook.objectSelector": {"matchLabels": {"a": "b"}},
     "webhook.matchConditions": [{"name": "a", "expression": "true"}],
+    "webhook.admissionPolicy.validationActions": ["Audit", "Warn"],
+    "webhook.admissionPolicy.failurePolicy": "Ignore",
     "webhook.podDisruptionBudget.minAvailable": 2,
     "webhook.podDisruptionBudget.maxUnavailable": 1,
     "webhook.topologySpread.topologyKey": "zone",
@@ -104,6 +106,7 @@ NEEDS_BY_PREFIX = {
     "monitor.prometheusRule.": {"monitor.prometheusRule.enabled": True},
     "monitor.podMonitor.": {"monitor.podMonitor.enabled": True},
     "webhook.serviceMonitor.": {"webhook.serviceMonitor.enabled": True},
+    "webhook.admissionPolicy.": {"webhook.admissionPolicy.enabled": True},
     "tls.certManager.": {"tls.certManager.enabled": True},
 }
 

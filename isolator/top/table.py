@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Group, OverflowMethod, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,19 +16,22 @@ from isolator.monitor.words import NEAR, UNKNOWN, Row, clock, percent, plain, ro
 
 _BAR = 12
 _GAP = 2
+_NAME = 0.35
+"""Part of the width that a tenant's name may take from other columns; _STATE: characters of its state."""
+_STATE = 20
+_SHORTEST = 10
 _COLOURS = {"enforced": "green", "unsettled": "yellow", "idle": "dim"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the tenants' table: cells of about `width`. Those of high `drop` go first, 0 stays."""
+    """A column of the tenants' table. Those of high `drop` go first, 0 stays; `width` 0: by its cells."""
 
     title: str
     cell: Callable[[Row], RenderableType]
-    width: int
     drop: int = 0
     right: bool = False
-    flexible: bool = False
+    width: int = 0
 
 
 def _size(value: int | None) -> str:
@@ -54,7 +58,8 @@ def _bar(part: float | None) -> RenderableType:
 
 
 def _state(row: Row) -> Text:
-    text = Text(plain(row.state), "bold red" if row.grave else _COLOURS.get(row.tenant.state, "yellow"))
+    colour = "bold red" if row.grave else _COLOURS.get(row.tenant.state, "yellow")
+    text = Text.assemble((plain(row.state), colour))
     if row.reason:
         text.append(f"  {plain(row.reason)}", "dim")
     return text
@@ -65,41 +70,71 @@ def _processes(row: Row) -> str:
 
 
 COLUMNS = (
-    Column("TENANT", lambda row: Text(plain(row.tenant.title)), 18, flexible=True),
-    Column("GPU", lambda row: str(row.device.index) if row.device else UNKNOWN, 3, drop=1, right=True),
-    Column("USED / LIMIT MiB", _used, 16, right=True),
-    Column("", lambda row: _bar(row.share), _BAR, drop=4),
-    Column("%", lambda row: percent(row.share).removesuffix(" %"), 4, drop=2, right=True),
-    Column("PEAK", lambda row: _size(row.device.peak) if row.device else UNKNOWN, 6, drop=5, right=True),
-    Column("REFUSED", lambda row: row.refused, 15, drop=3),
-    Column("STATE", _state, 10, flexible=True),
-    Column("PROC", _processes, 4, drop=6, right=True),
+    Column("TENANT", lambda row: Text(plain(row.tenant.title))),
+    Column("GPU", lambda row: str(row.device.index) if row.device else UNKNOWN, drop=1, right=True),
+    Column("USED / LIMIT MiB", _used, right=True),
+    Column("", lambda row: _bar(row.share), drop=4, width=_BAR),
+    Column("%", lambda row: percent(row.share).removesuffix(" %"), drop=3, right=True),
+    Column("PEAK", lambda row: _size(row.device.peak) if row.device else UNKNOWN, drop=5, right=True),
+    Column("REFUSED", lambda row: row.refused, drop=2),
+    Column("PROC", _processes, drop=6, right=True),
+    Column("STATE", _state),
 )
+"""Name first, state last: these two give way where there is little room."""
 
 
-def fitting(width: int) -> list[Column]:
-    """The columns that a terminal of so many characters has room for."""
-    chosen = list(COLUMNS)
-    while sum(column.width + _GAP for column in chosen) > width and any(column.drop for column in chosen):
-        chosen.remove(max(chosen, key=lambda column: column.drop))
-    return chosen
+def _width(column: Column, cells: Sequence[RenderableType]) -> int:
+    """Characters that the column's title and cells need."""
+    if column.width:
+        return column.width
+    return max(cell_len(column.title), *(cell_len(str(cell)) for cell in cells))
 
 
-def _table(columns: Sequence[Column], one_line: bool) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", expand=False)
-    for column in columns:
+def fitting(width: int, needs: Sequence[int]) -> list[tuple[int, int]]:
+    """Which columns (by index) a terminal of so many characters has room for, and how much each gets.
+
+    `needs` are what the columns would like. The tenant's name gives way when only what must stay is left,
+    it and the state take what remains.
+    """
+    last = len(COLUMNS) - 1
+    wanted = [min(needs[0], max(_SHORTEST, int(width * _NAME))), *needs[1:last], min(needs[last], _STATE)]
+    chosen = [index for index, column in enumerate(COLUMNS) if not column.drop]
+
+    def spare() -> int:
+        return width - sum(wanted[index] + _GAP for index in chosen) + _GAP
+
+    for index in sorted(set(range(last)) - set(chosen), key=lambda index: COLUMNS[index].drop):
+        if wanted[index] + _GAP <= spare():
+            chosen.append(index)
+    for index in (0, last):
+        wanted[index] = max(min(wanted[index], _SHORTEST), wanted[index] + min(0, spare()))
+    for index in (0, last):
+        wanted[index] += max(0, min(spare(), needs[index] - wanted[index]))
+    return [(index, wanted[index]) for index in sorted(chosen)]
+
+
+def _table(shown: Sequence[Row], width: int, one_line: bool) -> Table:
+    made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    cells = [[column.cell(row) for row in shown] for column in COLUMNS]
+    needs = [_width(column, each) for column, each in zip(COLUMNS, cells, strict=True)]
+    chosen = fitting(width, needs)
+    for index, room in chosen:
+        column = COLUMNS[index]
         made.add_column(
             column.title,
             justify="right" if column.right else "left",
-            no_wrap=one_line or not column.flexible,
+            no_wrap=one_line or 0 < index < len(COLUMNS) - 1,
             overflow="ellipsis" if one_line else "fold",
-            min_width=None if column.flexible else len(column.title),
+            width=room,
         )
+    for number in range(len(shown)):
+        made.add_row(*(cells[index][number] for index, _ in chosen))
     return made
 
 
-def _heading(node: Node) -> Iterator[Text]:
-    line = Text(plain(node.name) or "this node", "bold")
+def _heading(node: Node, one_line: bool) -> Iterator[Text]:
+    overflow: OverflowMethod = "ellipsis" if one_line else "fold"
+    line = Text(plain(node.name) or "this node", "bold", no_wrap=one_line, overflow=overflow)
     library = node.library
     line.append(f"  {clock(node.time)}", "not bold")
     if library.version or library.ready is not None:
@@ -107,7 +142,7 @@ def _heading(node: Node) -> Iterator[Text]:
         line.append("ready" if library.ready else "not ready", "green" if library.ready else "red")
     yield line
     for problem in node.problems:
-        yield Text(f"! {plain(problem)}", "red")
+        yield Text(f"! {plain(problem)}", "red", no_wrap=one_line, overflow=overflow)
     yield Text()
 
 
@@ -128,10 +163,9 @@ def _device_rows(devices: Sequence[Device], width: int) -> Table:
         for title in ("BUSY", "TEMP", "POWER"):
             made.add_column(title, justify="right", no_wrap=True)
     for device in devices:
-        index = UNKNOWN if device.index is None else str(device.index)
-        name = device.name or device.uuid
+        index = plain(device.uuid[:12]) if device.index is None else str(device.index)
         cells: list[RenderableType] = [
-            Text(f"{index} {plain(name)}" if wide else index),
+            Text(f"{index} {plain(device.name)}" if wide and device.name else index),
             f"{_size(device.memory_used)} / {_size(device.memory_total)}",
         ]
         if wide:
@@ -149,19 +183,15 @@ def _device_rows(devices: Sequence[Device], width: int) -> Table:
 
 def draw(document: Document, width: int, height: int | None = None) -> Group:
     """What is printed. With a `height`, in lines, each tenant has one line and the last ones may not fit."""
-    parts: list[RenderableType] = list(_heading(document.node))
+    parts: list[RenderableType] = list(_heading(document.node, one_line=height is not None))
     if document.devices:
         parts += [_device_rows(document.devices, width), Text()]
     shown = rows(document)
     if not shown:
         return Group(*parts, Text("no tenant on this node"))
-    taken = len(parts) + len(document.devices) + 3
+    taken = len(parts) + len(document.devices) + 1
     room = len(shown) if height is None or len(shown) <= height - taken else max(1, height - taken - 1)
-    columns = fitting(width)
-    table = _table(columns, one_line=height is not None)
-    for row in shown[:room]:
-        table.add_row(*(column.cell(row) for column in columns))
-    parts.append(table)
+    parts.append(_table(shown[:room], width, one_line=height is not None))
     if room < len(shown):
         parts.append(Text(f"... and {len(shown) - room} more below", "dim"))
     return Group(*parts)

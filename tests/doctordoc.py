@@ -23,8 +23,8 @@ def part(name: str) -> str:
 def put(name: str, text: str) -> None:
     """Replaces that text."""
     old = PAGE.read_text()
-    marks = rf"(<!-- {name} -->\n\n).*?(\n<!-- /{name} -->)"
-    new = re.sub(marks, lambda found: found[1] + text + found[2], old, flags=re.DOTALL)
+    marks = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+    new = re.sub(marks, lambda found: f"{found[1]}\n{text}\n{found[2]}", old, flags=re.DOTALL)
     if new != old:
         PAGE.write_text(new)
 

@@ -110,7 +110,9 @@ def look(inside: Inside, given: str | None = None) -> Carried:
     os.stat(inside.root)
     try:
         preload = inside.read(names.PRELOAD_FILE).decode("utf-8", "replace")
-    except FileNotFoundError:
+    except PermissionError:
+        raise
+    except OSError:  # none, or no file: nothing for the loader either
         preload = None
     environment = first = None
     with contextlib.suppress(OSError):

@@ -37,7 +37,12 @@ def mount_of(given: Path | None) -> Path:
 
 
 def examine(mount: Path | None = None, monitor: str | None = None, label: str | None = None) -> Report:
-    """Looks at this node. `monitor` is its URL, `label` the text of the node's memory label, where known."""
+    """Looks at this node. `monitor` is its URL, `label` the text of the node's memory label, where known.
+
+    Raises UsageError for a URL that is none.
+    """
+    if monitor is not None:
+        node_monitor.check(monitor)
     report = Report("node", named())
     path = mount_of(mount)
     probes = {

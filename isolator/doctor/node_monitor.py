@@ -19,10 +19,14 @@ PATIENCE = 0.5
 _MOST = 16 << 20
 
 
-def ask(url: str) -> dict[str, Any]:
-    """The monitor's status document. Raises OSError or ValueError."""
+def check(url: str) -> None:
+    """Raises UsageError for what is no URL."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--monitor {url}: give a URL like http://127.0.0.1:{names.MONITOR_PORT}")
+
+
+def ask(url: str) -> dict[str, Any]:
+    """The monitor's status document. Raises OSError or ValueError."""
     address = url.rstrip("/")
     address = address if address.endswith(names.STATUS_PATH) else address + names.STATUS_PATH
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

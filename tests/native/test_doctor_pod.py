@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +12,29 @@ import doctordoc
 import pytest
 from conftest import SimEnv
 from container import why_not
-from doctorroom import Room, Scene
+from doctorroom import DOCTOR, WAIT, Room, Scene
 from doctorscenes import SCENES
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.root,
 ]
+
+
+# As root without the right to look into others: what a restricted debug container is.
+UNPRIVILEGED = (
+    "set +e; setpriv --bounding-set=-sys_ptrace --inh-caps=-sys_ptrace"
+    f" {shlex.join(DOCTOR)} --json --pid $pid >$W/less; echo $? >$W/less.status; set -e"
+)
+
+
+HANGING = """
+mkdir $W/hang
+gcc -shared -fPIC -x c -o $W/hang/libnvidia-ml.so.1 - <<'END'
+#include <unistd.h>
+int nvmlInitWithFlags(unsigned flags) { return (int)sleep(flags + 30); }
+END
+"""
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +73,30 @@ def test_the_doctor_names_what_is_wrong_with_a_container(
     assert seen.document["seconds"] <= 1.0 and seen.wall < 20, shown
     assert seen.error == "" or "ld.so" in seen.error
     table[name] = (scene.fault, ", ".join(f"`{one}`" for one in seen.ids), code, seen.document["seconds"])
+
+
+def test_a_driver_that_hangs_is_said_and_not_waited_for(
+    open_folder: Path, libvgpu: Path, sim_env: SimEnv
+) -> None:
+    """NVML that does not come back costs one check of the report, and no more than a second."""
+    env = sim_env()
+    path = {"LD_LIBRARY_PATH": f"$W/hang:{env['LD_LIBRARY_PATH']}"}
+    scene = Scene("", program=(*WAIT,), where="outside", before=HANGING, env=path)
+    seen = Room(open_folder, libvgpu, env, scene).look()
+    assert (seen.status, seen.ids) == (0, []), seen
+    (late,) = [entry["why"] for entry in seen.document["unchecked"] if "NVML" in entry["what"]]
+    assert "does not answer" in late
+    assert 0.4 < seen.document["seconds"] <= 1.0 and seen.wall < 10
+
+
+def test_without_the_rights_nothing_is_called_healthy(
+    open_folder: Path, libvgpu: Path, sim_env: SimEnv
+) -> None:
+    """Where the container may not be looked at, the status is 1 and the line says what right is missing."""
+    scene = Scene("", program=(*WAIT,), late=UNPRIVILEGED)
+    seen = Room(open_folder, libvgpu, sim_env(), scene).look()
+    assert (open_folder / "status").read_text() == "0\n", seen.error
+    found = json.loads((open_folder / "less").read_text())
+    assert (found["exit_status"], found["healthy"], found["findings"]) == (1, False, [])
+    assert "kubectl debug --profile=sysadmin" in found["unchecked"][0]["why"]
+    assert (open_folder / "less.status").read_text() == "1\n"

@@ -7,7 +7,6 @@ import http.server
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 import threading
@@ -43,14 +42,10 @@ def _replace(place: Node, data: bytes, told: bool = False) -> None:
         _status(place, library_sha256=hashlib.sha256(data).hexdigest())
 
 
-def _misaligned() -> bytes:
-    """A library that a reader takes for whole and the loader does not: its segments are not where their alignment says."""
+def _of_another_system() -> bytes:
+    """A library that a reader takes for whole and the loader does not: its header names another system."""
     raw = bytearray(library().read_bytes())
-    start, size, count = *struct.unpack_from("<Q", raw, 32), *struct.unpack_from("<HH", raw, 54)
-    for index in range(count):
-        at = start + index * size
-        if struct.unpack_from("<I", raw, at)[0] == 1:
-            struct.pack_into("<Q", raw, at + 48, 1 << 28)
+    raw[7] = 9
     return bytes(raw)
 
 
@@ -113,7 +108,7 @@ BROKEN: dict[str, tuple[str, Break, str]] = {
     ),
     "refused": (
         "library that the loader refuses",
-        lambda place: _replace(place, _misaligned(), told=True),
+        lambda place: _replace(place, _of_another_system(), told=True),
         "node_library_refused",
     ),
     "no preload": ("no preload file", _unlink("ld.so.preload"), "node_preload_wrong"),

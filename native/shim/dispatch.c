@@ -186,12 +186,16 @@ int driver_find(enum hook_library library, bool load) {
     return 0;
 }
 
-static bool called_by_driver(const void *caller) {
+/* Whether the look-up of a row comes from the driver, or from what our calls of that row go to: a
+ * profiler that is opened in the driver's place asks for what lies behind it. */
+static bool called_by_driver(const void *caller, const void *callee) {
     uintptr_t address = (uintptr_t)caller;
+    Dl_info asks, serves;
     for (int i = 0; i < LIBRARY_COUNT; i++)
         if (address >= driver_code[i].start && address < driver_code[i].end)
             return true;
-    return false;
+    return callee && dladdr(caller, &asks) && dladdr(callee, &serves) &&
+           asks.dli_fbase == serves.dli_fbase;
 }
 
 /* A second copy of the driver (a compat directory) must not be a way past us. */
@@ -214,6 +218,16 @@ static struct answer absent(dlsym_function *next, const char *name) {
     return (struct answer){next(RTLD_NEXT, name), 1};
 }
 
+/* What the driver finds when it looks for one of its own names: never ours. */
+static struct answer behind(void *handle, const struct row *row, dlsym_function *next) {
+    if (handle == RTLD_NEXT)
+        return (struct answer){NULL, 0};
+    void *address = handle == RTLD_DEFAULT ? row->ours : next(handle, row->name);
+    if (address != row->ours)
+        return (struct answer){address, 1};
+    return *row->real ? (struct answer){*row->real, 1} : absent(next, row->name);
+}
+
 __attribute__((visibility("hidden"))) struct answer dispatch_dlsym(void *handle, const char *name,
                                                                    void *caller);
 
@@ -227,8 +241,8 @@ struct answer dispatch_dlsym(void *handle, const char *name, void *caller) {
     if (!row)
         return pass;
     bool found = driver_find(row->library, false) == 0;
-    if (found && called_by_driver(caller))
-        return *row->real ? (struct answer){*row->real, 1} : absent(next, name);
+    if (found && called_by_driver(caller, *row->real))
+        return behind(handle, row, next);
     if (handle == RTLD_DEFAULT || handle == RTLD_NEXT) {
         if (found && *row->real)
             return (struct answer){row->ours, 1};

@@ -74,6 +74,20 @@ def test_another_interposer_works_in_either_order(
     assert [_run(build("reach"), env, way) for way in ("dlsym", "proc2")] == [alone] * 2
 
 
+@pytest.mark.parametrize("way", ["handle", "next"])
+@pytest.mark.parametrize("reach", ["dlsym", "proc2"])
+def test_a_profiler_that_stands_in_for_the_driver_works(
+    sim_env: SimEnv, libvgpu: Path, sim_dir: Path, build: Build, way: str, reach: str
+) -> None:
+    """A tool whose library is opened in the driver's place finds the driver behind it, under the limit."""
+    launcher = build("profiler", "-shared", "-fPIC", "-DLAUNCHER", name="launcher.so")
+    linked_to = ["-Wl,--no-as-needed", str(sim_dir / "libcuda.so.1")]
+    stand_in = build("profiler", "-shared", "-fPIC", *linked_to, name="profiler.so")
+    env = sim_env(preload=True, limit="1g", PROFILER=str(stand_in), PROFILER_WAY=way)
+    alone = _run(build("reach"), sim_env(preload=True, limit="1g"), reach)
+    assert _run(build("reach"), env | {"LD_PRELOAD": f"{launcher}:{libvgpu}"}, reach) == alone
+
+
 @pytest.mark.parametrize("preload", [False, True])
 def test_names_that_only_look_like_the_drivers_are_left_alone(
     sim_env: SimEnv, interposer: Path, libvgpu: Path, tmp_path: Path, run_client: RunClient, preload: bool

@@ -61,6 +61,7 @@ def parser() -> Parser:
     add("--mount", type=_mount, default=Path(DEFAULT_VGPU_MOUNT), help="folder on the node (%(default)s)")
     add("--preload", type=Path, help=f"refuse unless this file says what <mount>/{PRELOAD_KEY} will")
     add("--library", default="auto", help="library to install; auto: the image's, of the node's architecture")
+    add("--version-file", type=Path, help="file that says which version --library is; default: this one")
     add("--pods", type=Path, default=Path(PODS_DIRECTORY), help="the kubelet's folder of pods (%(default)s)")
     add("--group", type=int, help="numeric group that alone may look into the mount; default: anyone may")
     add("--interval", type=_seconds, default=30.0, help="seconds between two passes (%(default)s)")
@@ -93,6 +94,7 @@ def main(arguments: list[str]) -> int:
             mount=asked.mount,
             preload=asked.preload,
             library=asked.library,
+            version_file=asked.version_file,
             pods=asked.pods,
             interval=asked.interval,
             node=os.environ.get(ENV_NODE_NAME) or platform.node(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import signal
 import time
@@ -15,7 +16,7 @@ from isolator.libpath import architecture
 from isolator.libpath import library as image_library
 from isolator.libsync import files, install, mount, remove, status
 from isolator.libsync.cache import GRACE, Caches
-from isolator.names import CONTAINERS_DIRECTORY
+from isolator.names import CONTAINERS_DIRECTORY, LIBRARY_FILE
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,9 @@ RETRY: Final = 10.0
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says. `library` is a path or "auto", `preload` the configured file to compare
-    with, `own_pod` this pod's UID, where known; `group` may look into the mount, None for anyone."""
+    """What the command line says. `library` is a path or "auto"; `version_file` says which version that path
+    is (None: this package's). `preload` is the configured file to compare with; `own_pod` this pod's UID,
+    where known; `group` may look into the mount, None for anyone."""
 
     mount: Path
     preload: Path | None
@@ -37,6 +39,7 @@ class Options:
     own_pod: str | None = None
     remove: bool = False
     group: int | None = None
+    version_file: Path | None = None
 
 
 class Agent:
@@ -89,7 +92,9 @@ class Agent:
         options = self.options
         try:
             path = image_library() if options.library == "auto" else Path(options.library)
-            return install.load(path, architecture(), __version__)
+            named = options.version_file
+            version = install.read_version(named) if named else __version__
+            return install.load(path, architecture(), version, install.OTHER if named else install.OWN)
         except (NotBuiltError, UsageError) as error:
             raise ContractError(f"this image has no library for the node: {error}") from error
 
@@ -117,6 +122,7 @@ class Agent:
             except ContractError as error:
                 outcome = install.Outcome(False, (str(error),), (), None)
                 line = ""
+                self._keep(fd, before)
             problems = [*outcome.problems, *self._sweep(fd)]
             self.status.problem = "; ".join(problems) or None
             self.status.ready = outcome.verified
@@ -150,6 +156,16 @@ class Agent:
         self.status.installed_at = outcome.installed_at
         if outcome.verified:
             self.status.verified_at = time.time()
+
+    def _keep(self, fd: int, before: dict[str, object]) -> None:
+        """Says on what the node has while this process can install nothing."""
+        got = files.read(fd, LIBRARY_FILE)
+        version, digest = before.get("library_version"), before.get("library_sha256")
+        known = isinstance(version, str) and got and hashlib.sha256(got[0]).hexdigest() == digest
+        self.status.library_version = str(version) if known else None
+        self.status.library_sha256 = str(digest) if known else None
+        installed = before.get("installed_at")
+        self.status.installed_at = installed if known and isinstance(installed, float) else None
 
     def _sweep(self, fd: int) -> list[str]:
         try:

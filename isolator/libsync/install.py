@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ CONTAINERS_MODE: Final = 0o1777
 FOLDER_MODE: Final = 0o755
 LIBRARY_MODE: Final = 0o755
 PRELOAD_MODE: Final = 0o644
+_VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}")  # it names a folder too
 _OURS: Final = frozenset(
     {
         names.CONTAINERS_DIRECTORY,
@@ -51,17 +53,35 @@ class Source:
         return f"{self.version}-{self.sha256[:12]}"
 
 
-def load(path: Path, machine: str, version: str) -> Source:
-    """Reads and checks the library to install. Raises ContractError where tenants could not load it."""
+OWN: Final = ("the library of this image", "pull or build the image again")
+OTHER: Final = (
+    "the library of librarySync.libraryTag",
+    'choose another tag, or "" for the library of this image',
+)
+"""Words for where a library comes from, and what to do where it cannot be used."""
+
+
+def read_version(path: Path) -> str:
+    """The version that a file of one line states. Raises ContractError where it states none."""
+    try:
+        text = path.read_bytes()[:4096].decode("utf-8", "replace").strip()
+    except OSError as error:
+        raise ContractError(f"{OTHER[0]} has no version: {path}: {error.strerror}; {OTHER[1]}") from error
+    if not _VERSION.fullmatch(text):
+        raise ContractError(f"{OTHER[0]} has no version: {path} says {text[:80]!r}; {OTHER[1]}")
+    return text
+
+
+def load(path: Path, machine: str, version: str, words: tuple[str, str] = OWN) -> Source:
+    """Reads and checks the library to install. Raises ContractError where tenants could not load it; `words`
+    name it there and say what to do."""
     try:
         with path.open("rb") as file:
             data = file.read(files.LARGEST)
         elf.check(data, machine)
     except (OSError, ContractError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ContractError(
-            f"the library of this image ({path}) cannot be used: {reason}; pull or build the image again"
-        ) from error
+        raise ContractError(f"{words[0]} ({path}) cannot be used: {reason}; {words[1]}") from error
     return Source(version, data, hashlib.sha256(data).hexdigest())
 
 

@@ -98,7 +98,11 @@ def patch_of(daemonset: dict[str, Any]) -> dict[str, Any] | None:
         changed = {"name": container["name"], key: [*container[key], REMOVE]}
         # Nothing of these pods could become unavailable, so all nodes may go at once.
         strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}}
-        return {"spec": {"updateStrategy": strategy, "template": {"spec": {"containers": [changed]}}}}
+        spec: dict[str, Any] = {"containers": [changed]}
+        # A removal needs no library, and must not wait for the image of one.
+        if daemonset["spec"]["template"]["spec"].get("initContainers"):
+            spec["initContainers"] = None
+        return {"spec": {"updateStrategy": strategy, "template": {"spec": spec}}}
     raise UnavailableError("the DaemonSet has no container that runs isolator libsync")
 
 

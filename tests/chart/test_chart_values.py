@@ -35,6 +35,7 @@ OTHER: dict[str, Any] = {
     "namespace.podSecurity": "baseline",
     "global.imagePullSecrets": ["pull"],
     "image.digest": "sha256:" + "0" * 64,
+    "librarySync.libraryDigest": "sha256:" + "0" * 64,
     "image.pullPolicy": "Always",
     "logging.level": "debug",
     "listenAddress": "[::]",

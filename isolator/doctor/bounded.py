@@ -44,9 +44,7 @@ def _one(name: str, probe: Callable[[Report], None], part: Report, failed: dict[
     try:
         probe(part)
     except PermissionError as error:
-        failed[name] = (
-            f"{error.strerror} ({error.filename}): run as root, or kubectl debug --profile=sysadmin"
-        )
+        failed[name] = f"{error.strerror} ({error.filename}): run as root (kubectl debug: docs/doctor.md)"
     except OSError as error:
         failed[name] = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
     except Exception as error:  # one probe's fault must not hide what the others found

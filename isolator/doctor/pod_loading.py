@@ -92,7 +92,9 @@ def _running(report: Report, carried: Carried) -> dict[int, Running] | None:
         running[target] = program.look(target)
         report.check(f"program of {inside.name}")
     except OSError as error:
-        report.skip(f"program of {inside.name}", f"{error.strerror}: run as root, or --profile=sysadmin")
+        report.skip(
+            f"program of {inside.name}", f"{error.strerror}: run as root (kubectl debug: docs/doctor.md)"
+        )
         return None
     hidden = 0
     for pid in inside.neighbours():

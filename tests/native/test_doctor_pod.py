@@ -98,5 +98,5 @@ def test_without_the_rights_nothing_is_called_healthy(
     assert (open_folder / "status").read_text() == "0\n", seen.error
     found = json.loads((open_folder / "less").read_text())
     assert (found["exit_status"], found["healthy"], found["findings"]) == (1, False, [])
-    assert "kubectl debug --profile=sysadmin" in found["unchecked"][0]["why"]
+    assert "run as root (kubectl debug: docs/doctor.md)" in found["unchecked"][0]["why"]
     assert (open_folder / "less.status").read_text() == "1\n"

@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from isolator import names
 from isolator.doctor.inside import PROC, Inside, environment_of
 
+_HOST_PIDS = 0xEFFFFFFC
+"""Inode of the kernel's first PID namespace."""
 NO = ("", "0", "no", "false", "off", "none")
 """Words that switch a variable off; the library's own list."""
 
@@ -143,10 +145,13 @@ def first_environment(inside: Inside) -> dict[str, str] | None:
 
 
 def target(proc: Path = PROC) -> int | None:
-    """The process to look at without --pid: PID 1 of another container than ours, None for our own."""
+    """The process to look at where our own container carries nothing: PID 1 of another one, None without.
+
+    One that may not be looked at is meant too, outside the host's own PID namespace.
+    """
     try:
-        other = os.readlink(proc / "1/ns/mnt") != os.readlink(proc / "self/ns/mnt")
-        os.stat(proc / "1/root/.")
+        return 1 if os.readlink(proc / "1/ns/mnt") != os.readlink(proc / "self/ns/mnt") else None
+    except PermissionError:
+        return 1 if os.stat(proc / "self/ns/pid").st_ino != _HOST_PIDS else None
     except OSError:
         return None
-    return 1 if other else None

@@ -65,6 +65,7 @@ class Inside:
         self.pid, self._proc = pid, proc
         self.place = proc / ("self" if pid is None else str(pid))
         self.root = Path("/") if pid is None else self.place / "root"
+        self.hidden = 0
 
     @property
     def name(self) -> str:
@@ -163,12 +164,15 @@ class Inside:
         return "/" + str(path.relative_to(self.root)).removeprefix(".")
 
     def neighbours(self) -> Iterator[int]:
-        """Processes of its mount namespace, itself included; those that may not be asked are left out."""
+        """Processes of its mount namespace, itself included; `hidden` counts those that may not be asked."""
+        self.hidden = 0
         space = os.readlink(self.place / "ns/mnt")
         for number in sorted(int(name) for name in os.listdir(self._proc) if name.isdigit())[:_PROCESSES]:
             try:
                 if os.readlink(self._proc / str(number) / "ns/mnt") == space:
                     yield number
+            except PermissionError:
+                self.hidden += 1
             except OSError:
                 continue
 

@@ -23,7 +23,7 @@ _KAIS = (names.ENV_MEMORY_LIMIT, names.ENV_GPU_PORTION, names.ENV_NUM_OF_GPUS)
 
 def examine(pid: int | None = None, mount: Path | None = None) -> Report:
     """Looks at the container of process `pid` (None: found out); `mount` None: found out."""
-    inside = Inside(container.target() if pid is None else pid)
+    inside = Inside(_own_or_beside(mount) if pid is None else pid)
     report = Report("pod", inside.name)
     if not inside.place.exists():
         report.check("process")
@@ -31,6 +31,18 @@ def examine(pid: int | None = None, mount: Path | None = None) -> Report:
         return report.done()
     bounded.run(report, {"container": lambda part: _all(part, inside, mount)})
     return report.done()
+
+
+def _own_or_beside(mount: Path | None) -> int | None:
+    """None, our own container, where that carries anything, else PID 1 of the one we are beside."""
+    other = container.target()
+    if other is None:
+        return None
+    try:
+        own = container.look(Inside(), str(mount) if mount else None)
+    except OSError:
+        return other
+    return None if own.carries else other
 
 
 def _all(report: Report, inside: Inside, mount: Path | None) -> None:

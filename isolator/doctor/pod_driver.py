@@ -8,7 +8,7 @@ import re
 from pathlib import PurePosixPath
 
 from isolator.doctor.container import Carried
-from isolator.doctor.pod_limit import MIB, Limit, mib, parse
+from isolator.doctor.pod_limit import Limit, mib, parse
 from isolator.doctor.report import Report
 from isolator.libsync.elf import MACHINES
 
@@ -134,12 +134,3 @@ def pinned(report: Report, carried: Carried, limit: Limit) -> None:
         if not error and own and found < own:
             seen = f"{PINNED} says {mib(found)} for device {device}, and the limit is {mib(own)}"
             report.find("driver_limit_active", f"${PINNED}", seen, what=PINNED)
-
-
-def below_card(report: Report, limit: Limit, index: int, total: int) -> None:
-    """What the driver calls the card's total is less than our limit: something else holds it."""
-    own = limit.of(index)
-    if own and total + MIB < own:
-        what = "the driver's own limit (NvFractions, MPS), or correct the node's label nvidia.com/gpu.memory"
-        seen = f"NVML shows {mib(total)} in all, and the limit is {mib(own)} (inferred)"
-        report.find("driver_limit_active", f"device {index}", seen, what=what)

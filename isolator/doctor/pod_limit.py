@@ -93,25 +93,38 @@ def _one(report: Report, subject: str, raw: bytes, withheld: bool = False) -> in
 def _variables(report: Report, carried: Carried, found: Limit) -> None:
     """As the library: the process's own variables, else PID 1's; beside a file a wrong one cannot matter."""
     named = _limits(carried.environment)
+    if carried.limit_mount:
+        found.variables = of_environment(carried.environment or {})
     if not named and not carried.limit_mount:
         named = _limits(carried.first)
     for name, text in named.items():
-        index = int(_INDEXED.fullmatch(name)[1] or -1)  # type: ignore[index]
         if carried.limit_mount:
-            error, value = parse(text.encode())
-            if not error:
-                found.variables[index] = value
             continue
         one = _one(report, f"${name}", text.encode())
         if one is None:
             found.usable = False
         else:
-            found.variables[index] = one
+            found.variables[_index(name)] = one
     lowest = min(found.variables.items(), key=lambda item: item[1], default=None)
     if found.file and lowest and lowest[1] < found.file:
         name = names.ENV_MEMORY_LIMIT if lowest[0] < 0 else f"{names.ENV_MEMORY_LIMIT}_{lowest[0]}"
         seen = f"{mib(lowest[1])} in place of the file's {mib(found.file)}"
         report.find("limit_below_file", f"${name}", seen, variable=name)
+
+
+def of_environment(variables: dict[str, str]) -> dict[int, int]:
+    """The limits that can be understood, in bytes, by device; -1: of every device."""
+    found = {}
+    for name, text in _limits(variables).items():
+        error, value = parse(text.encode())
+        if not error:
+            found[_index(name)] = value
+    return found
+
+
+def _index(name: str) -> int:
+    known = _INDEXED.fullmatch(name)
+    return int(known[1]) if known and known[1] else -1
 
 
 def _limits(variables: dict[str, str] | None) -> dict[str, str]:

@@ -96,14 +96,15 @@ def _running(report: Report, carried: Carried) -> dict[int, Running] | None:
             f"program of {inside.name}", f"{error.strerror}: run as root (kubectl debug: docs/doctor.md)"
         )
         return None
-    hidden = 0
     for pid in inside.neighbours():
         try:
             running.setdefault(pid, program.look(pid))
+        except ProcessLookupError:
+            continue
         except OSError:
-            hidden += 1
-    if hidden:
-        report.skip(f"{hidden} other processes of the container", "not ours to look at: run as root")
+            inside.hidden += 1
+    if inside.hidden:
+        report.skip(f"{inside.hidden} processes of other users", "they may not be looked at: run as root")
     return running
 
 

@@ -150,8 +150,6 @@ def judge(report: Report, path: str, found: Region, limit: Limit, now: float | N
         if own and device.limit > own and not verdict.tampered:
             seen = f"{mib(device.limit)} hold, and {mib(own)} are set"
             report.find("limit_mismatch", f"device {device.index}", seen)
-        if own and 0 < device.limit < own and found.processes:
-            _lower(report, device, own)
         _pressure(report, device, time.time() if now is None else now)
 
 
@@ -164,15 +162,6 @@ def _refused(report: Report, path: str, found: Region) -> None:
     meaning = _REASONS.get(code, os.strerror(code) if code else "unknown")
     seen = f"errno {code}: {meaning}"
     report.find("refused_start", path, seen, meaning=meaning)
-
-
-def _lower(report: Report, device: Device, own: int) -> None:
-    """The library clamps a limit to what the driver calls the card's total."""
-    seen = f"the driver shows {mib(device.limit)} in all, and the limit is {mib(own)} (inferred)"
-    what = (
-        "the driver's own limit (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, NvFractions), or correct the node's label"
-    )
-    report.find("driver_limit_active", f"device {device.index}", seen, what=what)
 
 
 def _pressure(report: Report, device: Device, now: float) -> None:

@@ -45,9 +45,10 @@ def choose(options: Options) -> Scope | None:
     if own is not None and own.carries:
         return Scope.POD
     other = container.target()
-    beside = _carried(other, options.mount) if other is not None else None
-    if beside is not None and beside.carries:
-        return Scope.POD
+    if other is not None:
+        beside = _carried(other, options.mount)
+        if beside is None or beside.carries:  # not allowed to look: the report says so
+            return Scope.POD
     if os.environ.get("KUBECONFIG"):
         return Scope.CLUSTER
     return Scope.NODE if mount.is_dir() else None

@@ -63,8 +63,9 @@ class Scene:
     """One set-up. `fault` is what was broken, `expect` the id of the cause, empty where it is healthy.
 
     `parts` replaces PARTS, `before` are steps on the files before any mount, `late` after the program has
-    started. `where`: inside (a process of the container), program (the same, with --pid), outside (of the
-    namespaces, with --pid), debug (another container in its PID namespace).
+    started; `rights` is a command that takes some of the doctor's. `where`: inside (a process of the
+    container), program (the same, with --pid), outside (of the namespaces, with --pid), debug (another
+    container in its PID namespace). `also` are ids that follow, `notice` says that the status stays 0.
     """
 
     fault: str
@@ -77,6 +78,7 @@ class Scene:
     env: Mapping[str, str] = field(default_factory=dict)
     where: str = "inside"
     user: int = 0
+    rights: str = ""
     arguments: tuple[str, ...] = ()
     also: frozenset[str] = frozenset()
     notice: bool = False
@@ -140,14 +142,14 @@ class Room:
 
     def _started(self) -> str:
         """Waits for the program: for its word where it uses the GPU, else until it is itself."""
-        if self.scene.program[0] == sys.executable:
+        if sys.executable in self.scene.program:
             return "while [ ! -e $READY ] && kill -0 $pid; do sleep 0.01; done"
         return 'while [ "$(readlink /proc/$pid/exe)" = "$(readlink /proc/$$/exe)" ]; do sleep 0.01; done'
 
     def _ask(self) -> str:
         scene = self.scene
         pid = ["--pid", "$(cat $W/pid)"] if scene.where == "program" else []
-        words = " ".join([shlex.join(DOCTOR), "--json", *pid, *scene.arguments])
+        words = " ".join([scene.rights, shlex.join(DOCTOR), "--json", *pid, *scene.arguments])
         if scene.where == "debug":
             hide = "umount -l $M/libvgpu.so $M/containers $M/limit/*; umount -l /etc"
             words = f"unshare -m sh -c {shlex.quote(f'{hide}; exec {words}')}"

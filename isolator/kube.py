@@ -69,10 +69,10 @@ class Api:
     ) -> urllib3.BaseHTTPResponse:
         """An answer that is still to be read and closed; `read` is the longest silence in seconds.
 
-        `sent`: method, body (an object), content_type. Raises one of FAILURES.
+        `sent`: method, body (an object), content_type, accept. Raises one of FAILURES.
         """
         headers = {
-            "Accept": "application/json",
+            "Accept": sent.get("accept", "application/json"),
             "User-Agent": f"{names.RELEASE}/{__version__}",
             "Content-Type": sent.get("content_type", "application/json"),
         }

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 RENEW: Final = 3600.0
 """Seconds between two renewals of an Event; the API server forgets one after an hour by default."""
 RETRY: Final = 60.0
-MOST_AT_ONCE: Final = 10
-"""Events of one pass (one every 15 s): a node whose pods are all uncapped does not flood the API."""
+MOST_AT_ONCE: Final = 3
+"""Events of one pass (each 15 s): a fault of a whole large cluster does not flood the API (docs/scale.md)."""
 _ANSWER_S: Final = 10.0
 _OF_NAMESPACE: Final = (403, 422)
 """Statuses that say nothing of other namespaces: no right in this one, its quota or policy, its end."""
@@ -122,7 +122,7 @@ class Reporter:
         self._said: dict[str, str] = {}
 
     def report(self, snapshot: Snapshot) -> int:
-        """Sends what is due, at most ten; returns how many were sent. Never raises for the API's sake."""
+        """Sends what is due, MOST_AT_ONCE at most; how many were sent. Never raises for the API's sake."""
         current = {(finding.uid, finding.reason): finding for finding in findings(snapshot)}
         now = self._clock()
         for key in [key for key, sent in self._sent.items() if key not in current and sent.due <= now]:
@@ -131,12 +131,15 @@ class Reporter:
         spaces = {finding.namespace for finding in current.values()}
         self._said = {space: said for space, said in self._said.items() if not space or space in spaces}
         refusing: set[str] = set()
-        done = 0
-        for key in due[:MOST_AT_ONCE]:
+        done = asked = 0
+        for key in due:
+            if asked == MOST_AT_ONCE:
+                break
             sent = self._sent.setdefault(key, _Sent(now))
             sent.due = now + RETRY
             if current[key].namespace in refusing:
                 continue
+            asked += 1
             try:
                 self._send(current[key], sent)
             except kube.ApiError as error:

@@ -37,6 +37,12 @@ _LINE: Final = 32 << 20
 _PIECE: Final = 1 << 16
 _GONE: Final = 410
 """HTTP status of a version whose later changes the server no longer has: list again."""
+_ANY: Final = "0"
+"""The version that stands for whatever the API server's cache has."""
+_SOONEST: Final = 0.2
+"""Share of the resync interval that lies between a list that came unplanned and the next, at least."""
+_METADATA: Final = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json"
+"""A node's status lists its images, some 8 KiB of which nothing is read here."""
 _NODE_EVERY: Final = 30.0
 _LABEL: Final = 63
 
@@ -59,7 +65,7 @@ class PodWatch(Worker):
         self._selector = f"spec.nodeName={node},{_UNFINISHED}"
         self._table = pods.PodTable()
         self._stream: Any = None
-        self._version: str | None = "0"
+        self._version = _ANY
         self._next_list = 0.0
         self._said = ""
         self._said_node = ""
@@ -106,13 +112,13 @@ class PodWatch(Worker):
             except kube.FAILURES as error:
                 failures += 1
                 if isinstance(error, kube.ApiError) and error.status == _GONE:
-                    self._version, self._next_list = None, 0.0
+                    self._next_list = 0.0
                     if failures == 1:
                         continue
                 self._down(error)
             except Exception:  # the thread must outlive whatever a server may send
                 failures += 1
-                self._version, self._next_list = None, 0.0
+                self._version, self._next_list = _ANY, 0.0
                 self._down(RuntimeError("unexpected answer"))
                 log.exception("pod watch: unexpected error; listing again")
             wait = min(_WAIT_MAX, self._wait_min * 2 ** min(failures - 1, 10))
@@ -121,9 +127,12 @@ class PodWatch(Worker):
     def _step(self) -> None:
         """One list where it is due, and one watch from the last version on."""
         if time.monotonic() >= self._next_list:
+            on_time = self._next_list > 0
             self._list()
             self._read_node()
-            self._next_list = time.monotonic() + self._resync
+            # Monitors that an upgrade started together, or a restarted API server sent here, part for good.
+            wait = self._resync * (1.0 if on_time else random.uniform(_SOONEST, 1.0))
+            self._next_list = time.monotonic() + wait
         began = time.monotonic()
         seconds = max(1, min(_WATCH, round(self._next_list - began)))
         self._follow(seconds)
@@ -145,10 +154,10 @@ class PodWatch(Worker):
         self.up, self._said = True, ""
 
     def _list(self) -> None:
-        # From the server's cache, but no older than what we have; after any refusal, from the source.
-        version, self._version = self._version, None
-        query = {"fieldSelector": self._selector}
-        answer = self._api.open(_PODS, query | ({"resourceVersion": version} if version else {}))
+        # From the server's cache, no older than what we have; after any failure, whatever the cache has.
+        # Never from the store: up to Kubernetes 1.30 that reads the whole cluster's pods for each node's.
+        version, self._version = self._version, _ANY
+        answer = self._api.open(_PODS, {"fieldSelector": self._selector, "resourceVersion": version})
         try:
             found = ListStream(answer.stream(_PIECE, decode_content=False))
             views = [view for item in found.items() if (view := self._view(item))]
@@ -172,7 +181,7 @@ class PodWatch(Worker):
         """One watch; it ends by the server's clock, by silence, or with an error."""
         query = {
             "fieldSelector": self._selector,
-            "resourceVersion": self._version or "",
+            "resourceVersion": self._version,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
@@ -205,7 +214,8 @@ class PodWatch(Worker):
     def _read_node(self) -> None:
         """The node's label; a refusal is said once and does not end the watch of the pods."""
         try:
-            node = self._api.ask(f"/api/v1/nodes/{quote(self._node, safe='')}")
+            path = f"/api/v1/nodes/{quote(self._node, safe='')}"
+            node = self._api.ask(path, {"resourceVersion": _ANY}, accept=_METADATA)
             labels = node["metadata"].get("labels") or {}
         except (*kube.FAILURES, KeyError, AttributeError) as error:
             said = kube.reason(error)

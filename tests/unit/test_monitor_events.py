@@ -146,11 +146,11 @@ def test_restarted_monitor_renews_the_event_it_finds(api: ApiServer, reporter: R
 def test_a_node_full_of_findings_is_told_in_portions(
     api: ApiServer, reporter: Reporter, clock: Clock
 ) -> None:
-    """At most ten Events a pass; the rest follows in the next ones."""
-    snapshot = _snapshot(*(_verdict(f"p{number}") for number in range(25)))
+    """At most three Events a pass; the rest follows in the next ones."""
+    snapshot = _snapshot(*(_verdict(f"p{number}") for number in range(8)))
 
-    assert [reporter.report(snapshot) for _ in range(4)] == [10, 10, 5, 0]
-    assert len(api.events) == 25
+    assert [reporter.report(snapshot) for _ in range(4)] == [3, 3, 2, 0]
+    assert len(api.events) == 8
 
 
 def test_refused_events_are_said_once_and_tried_again(

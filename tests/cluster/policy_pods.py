@@ -30,6 +30,9 @@ RULES = {
 }
 """The rules of the table, by the name of the namespace in which a policy of that rule holds."""
 
+SANDBOXES = ("gvisor", "kata-qemu")
+"""Runtime classes of pods in the table, which the cluster must have."""
+
 
 def values(rule: str) -> dict[str, Any]:
     """The chart's values of a rule, its policy held to the namespaces with a label of that name."""
@@ -235,28 +238,33 @@ FORGED: dict[str, tuple[Edit, str]] = {
 """How a good pod with a sidecar is changed, and a word of the refusal."""
 
 
+OFF = {"name": names.ENV_DISABLE_CONTROL, "value": "true"}
+
+
+def bare(**env: list[Pod]) -> Pod:
+    """A pod as KAI leaves it where the webhook is away; its author claims that it is injected."""
+    containers = [{"name": name, "env": env.get(name, [])} for name in ("main", "side")]
+    pod = kai(fraction_pod(containers=containers))
+    pod["metadata"]["annotations"][names.ANNOTATION_STATUS] = names.STATUS_INJECTED
+    return pod
+
+
+def opting_out() -> Iterator[tuple[str, Pod]]:
+    """(what it is, pod) of pods without injection that are let in where pods may opt out."""
+    yield "by its variable", bare(main=[{**OFF, "value": "no"}, {**OFF, "value": " Yes "}])
+    pod = bare()
+    pod["metadata"]["annotations"][names.ANNOTATION_INJECT] = "False"
+    yield "by its annotation", pod
+    pod = bare()
+    pod["metadata"]["labels"] = {names.LABEL_WEBHOOK: names.LABEL_WEBHOOK_IGNORE}
+    yield "by its label", pod
+
+
 def forged() -> Iterator[tuple[str, Pod, str]]:
     """(what it is, pod, word of the refusal) of pods that the policy must keep out of the usual rule."""
-    bare = kai(fraction_pod(containers=[{"name": "main"}, {"name": "side"}]))
-    bare["metadata"]["annotations"][names.ANNOTATION_STATUS] = names.STATUS_INJECTED
-    yield "nothing but the status", bare, "library, preload file, cache folder, limit"
-    off = [{"name": names.ENV_DISABLE_CONTROL, "value": "true"}]
-    yield (
-        "switched off in the sidecar",
-        {
-            **bare,
-            "spec": {
-                **bare["spec"],
-                "containers": [*bare["spec"]["containers"][:1], {"name": "side", "env": off}],
-            },
-        },
-        "library",
-    )
-    yield (
-        "switched on again",
-        kai(fraction_pod(containers=[{"name": "main", "env": [*off, {**off[0], "value": "no"}]}])),
-        "library",
-    )
+    yield "nothing but the status", bare(), "library, preload file, cache folder, limit"
+    yield "switched off in the sidecar", bare(side=[OFF]), "library"
+    yield "switched on again", bare(main=[OFF, {**OFF, "value": "no"}]), "library"
     yield "names nobody", named("nobody"), "name no container"
     for what, (edit, word) in FORGED.items():
         pod = injected(containers=[{"name": "main"}, {"name": "side"}])

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from isolator.doctor.report import Report
 
 PATIENCE = 0.8
-"""Seconds that all probes have together."""
+"""Seconds that all probes have together, unless told otherwise."""
+PART = 0.6
+"""Share of that for one question to the driver, a child or the monitor."""
 
 
 def run(report: Report, probes: Mapping[str, Callable[[Report], None]], patience: float = PATIENCE) -> None:

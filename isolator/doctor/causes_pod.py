@@ -96,7 +96,7 @@ POD: Final[tuple[Cause, ...]] = (
         "not_intercepting",
         24,
         "the program runs without the library",
-        "start the program again (it is older than the preload file, or setuid); else " + _RECREATE,
+        "start the program again (it is older than the preload file, or lost LD_PRELOAD); else " + _RECREATE,
     ),
     _row(
         "limit_missing",

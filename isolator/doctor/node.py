@@ -36,8 +36,13 @@ def mount_of(given: Path | None) -> Path:
     return default
 
 
-def examine(mount: Path | None = None, monitor: str | None = None, label: str | None = None) -> Report:
-    """Looks at this node. `monitor` is its URL, `label` the text of the node's memory label, where known.
+def examine(
+    mount: Path | None = None,
+    monitor: str | None = None,
+    label: str | None = None,
+    patience: float = bounded.PATIENCE,
+) -> Report:
+    """Looks at this node for `patience` seconds. `monitor` is its URL, `label` the memory label's text.
 
     Raises UsageError for a URL that is none.
     """
@@ -46,29 +51,30 @@ def examine(mount: Path | None = None, monitor: str | None = None, label: str | 
     report = Report("node", named())
     path = mount_of(mount)
     probes = {
-        "mount": partial(_files, path=path),
-        "monitor": partial(_seen, path=path, url=monitor, text=label),
+        "mount": partial(_files, path=path, patience=patience),
+        "monitor": partial(_seen, path=path, patience=patience, url=monitor, text=label),
     }
-    bounded.run(report, probes)
+    bounded.run(report, probes, patience)
     return report.done()
 
 
-def _files(report: Report, path: Path) -> None:
+def _files(report: Report, path: Path, patience: float) -> None:
     in_pod = any(name in os.environ for name in NODE_VARIABLES)
     if not node_files.mount(report, path, in_pod):
         return
     told = node_files.installer(report, path)
     sound = node_files.library(report, path, told)
     if sound and not os.statvfs(path).f_flag & os.ST_NOEXEC:
-        node_files.loads(report, path)
+        node_files.loads(report, path, bounded.PART * patience)
     node_files.preload(report, path)
     node_files.containers(report, path)
 
 
-def _seen(report: Report, path: Path, url: str | None, text: str | None) -> None:
+def _seen(report: Report, path: Path, patience: float, url: str | None, text: str | None) -> None:
     listen = os.environ.get(_LISTEN, "")
     port = listen.rpartition(":")[2] or names.MONITOR_PORT
-    found = node_monitor.judge(report, url or f"http://127.0.0.1:{port}", bool(url or listen))
+    address = url or f"http://127.0.0.1:{port}"
+    found = node_monitor.judge(report, address, bool(url or listen), bounded.PART * patience)
     if text is not None:
         node_monitor.label(report, named(), text)
     elif found is None:

@@ -20,7 +20,6 @@ from isolator.libsync import status as libsync
 
 STALE = 300.0
 """Seconds after which a report is old: libsync looks every 30 s unless told otherwise."""
-LOAD_PATIENCE = 0.5
 _MAPS = "import sys; sys.stdout.write(open('/proc/self/maps').read())"
 _OURS = (names.LIBSYNC_STATUS, names.VERSIONS_DIRECTORY, names.CONTAINERS_DIRECTORY, names.LIBRARY_FILE)
 
@@ -109,8 +108,11 @@ def library(report: Report, path: Path, told: dict[str, Any]) -> bool:
     return True
 
 
-def loads(report: Report, path: Path) -> None:
-    """Lets a child be preloaded with the library, as each program of a container is. Raises OSError."""
+def loads(report: Report, path: Path, patience: float) -> None:
+    """Preloads the library into a child, as into each program of a container, for `patience` seconds.
+
+    Raises OSError.
+    """
     place = path / names.LIBRARY_FILE
     owner = os.stat(place)
     if owner.st_uid not in (0, os.geteuid()) or stat.S_IMODE(owner.st_mode) & 0o022:
@@ -119,9 +121,9 @@ def loads(report: Report, path: Path) -> None:
     environment = {"LD_PRELOAD": str(place)}
     command = [sys.executable, "-I", "-S", "-c", _MAPS]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LOAD_PATIENCE)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience)
     except subprocess.TimeoutExpired:
-        report.skip("loading the library", f"the child does not end within {LOAD_PATIENCE:g} s")
+        report.skip("loading the library", f"the child does not end within {patience:g} s")
         return
     report.check("loading the library")
     if str(os.path.realpath(place)) not in done.stdout:

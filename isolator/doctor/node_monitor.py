@@ -15,7 +15,6 @@ from isolator.errors import UsageError
 from isolator.monitor import discovery, enforcement, grants
 from isolator.monitor.model import Cache, Container, PodView, Skip, State
 
-PATIENCE = 0.5
 _MOST = 16 << 20
 
 
@@ -25,22 +24,22 @@ def check(url: str) -> None:
         raise UsageError(f"--monitor {url}: give a URL like http://127.0.0.1:{names.MONITOR_PORT}")
 
 
-def ask(url: str) -> dict[str, Any]:
+def ask(url: str, patience: float) -> dict[str, Any]:
     """The monitor's status document. Raises OSError or ValueError."""
     address = url.rstrip("/")
     address = address if address.endswith(names.STATUS_PATH) else address + names.STATUS_PATH
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(address, timeout=PATIENCE) as answer:
+    with opener.open(address, timeout=patience) as answer:
         found = json.loads(answer.read(_MOST))
     if not isinstance(found, dict) or found.get("schema") != 1:
         raise ValueError("its answer is no status document of schema 1")
     return found
 
 
-def judge(report: Report, url: str, expected: bool) -> Mapping[str, Any] | None:
+def judge(report: Report, url: str, expected: bool, patience: float) -> Mapping[str, Any] | None:
     """Judges the node by its monitor's answer; None without one. `expected`: it must be there."""
     try:
-        found = ask(url)
+        found = ask(url, patience)
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error
         if expected:

@@ -21,15 +21,15 @@ from isolator.doctor.report import Report
 _KAIS = (names.ENV_MEMORY_LIMIT, names.ENV_GPU_PORTION, names.ENV_NUM_OF_GPUS)
 
 
-def examine(pid: int | None = None, mount: Path | None = None) -> Report:
-    """Looks at the container of process `pid` (None: found out); `mount` None: found out."""
+def examine(pid: int | None = None, mount: Path | None = None, patience: float = bounded.PATIENCE) -> Report:
+    """Looks at the container of process `pid` for `patience` seconds; None: found out."""
     inside = Inside(_own_or_beside(mount) if pid is None else pid)
     report = Report("pod", inside.name)
     if not inside.place.exists():
         report.check("process")
         report.find("no_such_process", inside.name, f"no {inside.place}")
         return report.done()
-    bounded.run(report, {"container": lambda part: _all(part, inside, mount)})
+    bounded.run(report, {"container": lambda part: _all(part, inside, mount, patience)}, patience)
     return report.done()
 
 
@@ -45,16 +45,16 @@ def _own_or_beside(mount: Path | None) -> int | None:
     return None if own.carries else other
 
 
-def _all(report: Report, inside: Inside, mount: Path | None) -> None:
+def _all(report: Report, inside: Inside, mount: Path | None, patience: float) -> None:
     carried = container.look(inside, str(mount) if mount else None)
     if not _is_there(report, carried):
         return
     probes = {
-        "library and limit": lambda part: _quota(part, carried),
+        "library and limit": lambda part: _quota(part, carried, patience),
         "NVIDIA devices": lambda part: pod_driver.devices(part, carried),
         "driver library": lambda part: _driver(part, carried),
     }
-    bounded.run(report, probes, bounded.PATIENCE - 0.05)
+    bounded.run(report, probes, 0.95 * patience)
 
 
 def _is_there(report: Report, carried: Carried) -> bool:
@@ -78,7 +78,7 @@ def _is_there(report: Report, carried: Carried) -> bool:
     return False
 
 
-def _quota(report: Report, carried: Carried) -> None:
+def _quota(report: Report, carried: Carried, patience: float) -> None:
     told = pod_loading.preload(report, carried)
     parsed = pod_loading.library(report, carried, told or carried.library)
     pod_loading.programs(report, carried, told, parsed)
@@ -88,7 +88,7 @@ def _quota(report: Report, carried: Carried) -> None:
     found = pod_region.read(report, carried, path)
     if found is not None:
         pod_region.judge(report, path, found, limit)
-    pod_ledger.judge(report, carried, found, limit)
+    pod_ledger.judge(report, carried, found, limit, bounded.PART * patience)
 
 
 def _driver(report: Report, carried: Carried) -> None:

@@ -18,14 +18,16 @@ from isolator.region import Device, Region
 
 SLACK = 64 << 20
 """Bytes that the driver's figure may run ahead: a process between a call and its charge."""
-PATIENCE = 0.5
 _WHAT = "ledger against NVML"
 _DRIVERS = "the driver's own limit (NvFractions, MPS), or correct the node's label nvidia.com/gpu.memory"
 
 
-def judge(report: Report, carried: Carried, found: Region | None, limit: Limit) -> None:
-    """Compares by device what the container's processes hold and what is charged, and the two limits."""
-    cards = _ask(report)
+def judge(report: Report, carried: Carried, found: Region | None, limit: Limit, patience: float) -> None:
+    """Compares by device what the processes hold and what is charged, and the two limits.
+
+    NVML is waited for `patience` seconds.
+    """
+    cards = _ask(report, patience)
     if cards:
         pids = set(carried.inside.neighbours())
         known = {device.uuid: device.used for device in found.devices} if found is not None else {}
@@ -41,14 +43,14 @@ def judge(report: Report, carried: Carried, found: Region | None, limit: Limit) 
             _lower(report, carried, device, own, card.memory_total if card is not None else None)
 
 
-def _ask(report: Report) -> Mapping[str, NvmlDevice]:
+def _ask(report: Report, patience: float) -> Mapping[str, NvmlDevice]:
     """NVML's devices by UUID; empty where it cannot be asked."""
     try:
         if program.look(os.getpid()).library:
             why = "NVML answers this process through the library: ask from kubectl debug, or on the node"
             report.skip(_WHAT, why)
             return {}
-        return {card.uuid: card for card in nvml.ask(PATIENCE).devices}
+        return {card.uuid: card for card in nvml.ask(patience).devices}
     except (OSError, UnavailableError) as error:
         report.skip(_WHAT, error)
         return {}

@@ -61,6 +61,8 @@ class Report:
     unchecked: list[tuple[str, str]] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
+    began_cpu: float = field(default_factory=time.process_time)
+    cpu_seconds: float = 0.0
 
     def find(self, identity: str, subject: str, detail: str, **fields: object) -> Finding:
         """Notes that a cause holds; `fields` are those of its fix."""
@@ -86,6 +88,7 @@ class Report:
         """Puts the findings in the table's order and stops the clock."""
         self.findings.sort(key=lambda finding: causes.RANK[finding.cause.id])
         self.seconds = time.monotonic() - self.began
+        self.cpu_seconds = time.process_time() - self.began_cpu
         return self
 
     @property
@@ -110,6 +113,7 @@ class Report:
             "healthy": self.exit_status == 0,
             "exit_status": self.exit_status,
             "seconds": round(self.seconds, 4),
+            "cpu_seconds": round(self.cpu_seconds, 4),
             "findings": [finding.document() for finding in self.findings],
             "checks": self.checks,
             "unchecked": [{"what": what, "why": why} for what, why in self.unchecked],

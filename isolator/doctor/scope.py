@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isolator import names
-from isolator.doctor import NODE_VARIABLES, Scope, container
+from isolator.doctor import NODE_VARIABLES, Scope, bounded, container
 from isolator.doctor.inside import Inside
 from isolator.doctor.report import Report
 from isolator.errors import UsageError
@@ -25,6 +25,7 @@ class Options:
     context: str | None = None
     namespace: str | None = None
     pod: str | None = None
+    patience: float = bounded.PATIENCE
 
 
 def choose(options: Options) -> Scope | None:
@@ -73,11 +74,13 @@ def examine(scope: Scope, options: Options) -> Report:
     if chosen is Scope.POD:
         from isolator.doctor import pod
 
-        return pod.examine(options.pid, options.mount)
+        return pod.examine(options.pid, options.mount, options.patience)
     if chosen is Scope.NODE:
         from isolator.doctor import node
 
-        return node.examine(options.mount, options.monitor, options.label)
+        return node.examine(options.mount, options.monitor, options.label, options.patience)
+    if any(name.startswith("ISOLATOR_WEBHOOK_") for name in os.environ):
+        raise UsageError("a pod of the webhook sees no node and no tenant: run `isolator doctor cluster`")
     report = Report("machine", os.uname().nodename)
     report.check("tenant, node or cluster configuration here")
     mount = options.mount or names.DEFAULT_VGPU_MOUNT

@@ -28,7 +28,7 @@ def _clean() -> dict[str, str]:
 
 
 def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "isolator.cli", "doctor", *arguments]
+    command = [sys.executable, "-m", "isolator.cli", "doctor", "--patience", "20", *arguments]
     return subprocess.run(
         command, env=_clean() | variables, cwd=ROOT, capture_output=True, text=True, timeout=30
     )
@@ -147,6 +147,14 @@ def test_a_machine_with_nothing_installed_is_not_healthy() -> None:
     assert (found["scope"], found["exit_status"], found["healthy"]) == ("machine", 10, False)
     assert json.loads(_run("pod", "--json").stdout)["findings"][0]["id"] == "not_installed"
     assert _run("node").returncode == 40
+
+
+def test_a_pod_of_the_webhook_is_no_place_to_look_from() -> None:
+    """It sees no node and no tenant: one line says where to run instead."""
+    if Path("/usr/local/vgpu").exists() or Path("/etc/ld.so.preload").exists():
+        pytest.skip("something is installed here")
+    done = _run(ISOLATOR_WEBHOOK_LISTEN="0.0.0.0:8443")
+    assert (done.returncode, "isolator doctor cluster" in done.stderr) == (2, True)
 
 
 def test_wrong_usage_is_one_line_and_status_2() -> None:

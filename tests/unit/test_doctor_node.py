@@ -149,7 +149,7 @@ def _said(status: int, document: dict[str, Any], expect: str) -> None:
     cause = causes.get(expect) if expect else None
     code = cause.code if cause is not None and not cause.notice else 0
     assert (status, document["exit_status"], document["healthy"]) == (code, code, code == 0)
-    assert document["seconds"] <= 1.0
+    assert document["cpu_seconds"] <= 0.5
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +174,8 @@ def test_the_doctor_names_what_is_wrong_with_a_node(
     """Each broken node ends in its cause's exit status within a second, each sound one in silence."""
     fault, broken, expect = BROKEN[name]
     broken(place)
-    command = [sys.executable, "-m", "isolator.cli", "doctor", "node", "--json", "--label", "15360"]
-    command += ["--mount", str(place.mount)]
+    command = [sys.executable, "-m", "isolator.cli", "doctor", "node", "--json", "--patience", "20"]
+    command += ["--label", "15360", "--mount", str(place.mount)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=30)
     assert done.stderr == ""
     document = json.loads(done.stdout)
@@ -254,7 +254,7 @@ def test_what_the_monitor_sees_is_judged(
     fault, changes, tenants, expect = DOCUMENTS[name]
     plain = {"nvml_up": True, "pod_watch_up": True, "named": True, "memory_label": {"text": "15360"}}
     monitor[1].update(schema=1, node={**plain, "skipped": {"no_pod": 3}, **changes}, tenants=tenants)
-    report = node.examine(place.mount, monitor[0], None)
+    report = node.examine(place.mount, monitor[0], None, 20)
     _said(report.exit_status, report.document(), expect)
     assert report.unchecked == [] or name == "api"
     _row(table, name, fault, report.document())

@@ -159,6 +159,28 @@ static void fill(enum hook_library library, void *handle, dlsym_function *find) 
         driver_code[library] = range;
 }
 
+static bool is_named(enum hook_library library, const char *path) {
+    const char *base = strrchr(path, '/');
+    return strncmp(base ? base + 1 : path, families[library], strlen(families[library])) == 0;
+}
+
+/* A profiler may open a library of its own where the driver is asked for: then the driver behind it,
+ * so that the profiler's calls come to us. `handle` where no other library has the driver's name. */
+static void *itself(enum hook_library library, void *handle) {
+    struct link_map *map;
+    if (dlinfo(handle, RTLD_DI_LINKMAP, &map) || is_named(library, map->l_name))
+        return handle;
+    while (map->l_prev)
+        map = map->l_prev;
+    for (; map; map = map->l_next) {
+        void *found =
+            is_named(library, map->l_name) ? dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+        if (found)
+            return found;
+    }
+    return handle;
+}
+
 /* One thread fills; others wait for it. No pthread lock: a fork in between must not leave it
  * held for ever in the child, and the filler makes no call that can block on them. */
 int driver_find(enum hook_library library, bool load) {
@@ -173,6 +195,7 @@ int driver_find(enum hook_library library, bool load) {
         handle = dlopen(sonames[library], RTLD_LAZY);
     if (!handle)
         return -1;
+    handle = itself(library, handle);
     for (int spins = 0; __atomic_exchange_n(&filling, 1, __ATOMIC_ACQUIRE); spins++) {
         if (__atomic_load_n(&driver_ready[library], __ATOMIC_ACQUIRE) || spins > 100000)
             break;
@@ -201,11 +224,7 @@ static bool called_by_driver(const void *caller, const void *callee) {
 /* A second copy of the driver (a compat directory) must not be a way past us. */
 static bool is_driver_copy(enum hook_library library, void *address) {
     Dl_info info;
-    if (!dladdr(address, &info) || !info.dli_fname)
-        return false;
-    const char *base = strrchr(info.dli_fname, '/');
-    base = base ? base + 1 : info.dli_fname;
-    return strncmp(base, families[library], strlen(families[library])) == 0;
+    return dladdr(address, &info) && info.dli_fname && is_named(library, info.dli_fname);
 }
 
 struct answer {

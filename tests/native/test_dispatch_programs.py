@@ -77,15 +77,18 @@ def test_another_interposer_works_in_either_order(
 @pytest.mark.parametrize("way", ["handle", "next"])
 @pytest.mark.parametrize("reach", ["dlsym", "proc2"])
 def test_a_profiler_that_stands_in_for_the_driver_works(
-    sim_env: SimEnv, libvgpu: Path, sim_dir: Path, build: Build, way: str, reach: str
+    sim_env: SimEnv, libvgpu: Path, sim_dir: Path, build: Build, tmp_path: Path, way: str, reach: str
 ) -> None:
-    """A tool whose library is opened in the driver's place finds the driver behind it, under the limit."""
+    """A tool whose library is opened in the driver's place sees the calls, and the limit holds behind it."""
     launcher = build("profiler", "-shared", "-fPIC", "-DLAUNCHER", name="launcher.so")
-    linked_to = ["-Wl,--no-as-needed", str(sim_dir / "libcuda.so.1")]
+    linked_to = ["-Wl,-Bsymbolic", "-Wl,--no-as-needed", str(sim_dir / "libcuda.so.1")]
     stand_in = build("profiler", "-shared", "-fPIC", *linked_to, name="profiler.so")
-    env = sim_env(preload=True, limit="1g", PROFILER=str(stand_in), PROFILER_WAY=way)
+    mark = tmp_path / "called"
+    more = {"PROFILER": str(stand_in), "PROFILER_WAY": way, "PROFILER_MARK": str(mark)}
+    env = sim_env(preload=True, limit="1g", **more)
     alone = _run(build("reach"), sim_env(preload=True, limit="1g"), reach)
     assert _run(build("reach"), env | {"LD_PRELOAD": f"{launcher}:{libvgpu}"}, reach) == alone
+    assert mark.exists()
 
 
 @pytest.mark.parametrize("preload", [False, True])

@@ -3,9 +3,11 @@
  * in the way that PROFILER_WAY names. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifdef LAUNCHER
 typedef void *open_function(const char *, int);
@@ -23,8 +25,6 @@ typedef int proc_function(const char *, void **, int, uint64_t, int *);
 typedef int alloc_function(unsigned long long *, size_t);
 void *true_dlopen(const char *, int);
 
-int profiled;
-
 static void *original(const char *name) {
     const char *way = getenv("PROFILER_WAY");
     if (strcmp(way, "next") == 0)
@@ -33,7 +33,8 @@ static void *original(const char *name) {
 }
 
 int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
-    profiled++;
+    if (getenv("PROFILER_MARK"))
+        close(open(getenv("PROFILER_MARK"), O_CREAT | O_WRONLY, 0600));
     return ((alloc_function *)original("cuMemAlloc_v2"))(pointer, bytes);
 }
 

@@ -149,7 +149,8 @@ def test_nothing_changes_while_the_webhook_is_there(guarded: Cluster, namespace:
     out = tenant("p", {"gpu-memory": "4096", names.ANNOTATION_INJECT: "FALSE"})
     for pod in (out, tenant("p", {})):
         assert accepted(guarded, pod, namespace, DRY).injected() == []
-    gated = tenant("late", {}, schedulingGates=[{"name": "example.com/gate"}])
+    idle = {"nvidia.com/container.x": ""}  # shares nothing, and must not pass for a pod that does
+    gated = tenant("late", idle, schedulingGates=[{"name": "example.com/gate"}])
     accepted(guarded, gated, namespace)
     note = ["annotate", "pod", "late", f"--namespace={namespace}"]
     guarded.kubectl(*note, "team=a")

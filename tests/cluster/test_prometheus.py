@@ -105,8 +105,9 @@ def test_every_node_is_a_target_and_up(cluster: Cluster, prometheus: Prometheus)
     wait_for(lambda: len(prometheus.query("up == 1")) == 10, 60, "ten targets to be up")
     counted = {labels["job"]: int(n) for labels, n in prometheus.query("count by (job) (up == 1)")}
     assert counted == dict.fromkeys((SERVICE_MONITOR, POD_MONITOR, PLAIN, WRONG, WEBHOOK_MONITOR), 2)
-    own = prometheus.query(f'kai_isolator_up{{job="{PLAIN}"}}')
-    assert {(labels["node"], value) for labels, value in own} == {(name, 1.0) for name in cluster.nodes}
+    for job in (SERVICE_MONITOR, POD_MONITOR, PLAIN):
+        own = prometheus.query(f'kai_isolator_up{{job="{job}"}}')
+        assert {(labels["node"], value) for labels, value in own} == {(name, 1.0) for name in cluster.nodes}
     assert all(labels.keys() == {"node", "instance", "job"} for labels, _ in own)
     admissions = prometheus.query(f'kai_isolator_admissions_total{{action="inject",job="{WEBHOOK_MONITOR}"}}')
     assert sum(value for _, value in admissions) >= 1

@@ -92,9 +92,31 @@ def targets(alert: str, good: list[str], other: list[str]) -> list[Case]:
     series |= {node("up", f"good-{job}", f'job="{job}"'): "1x30" for job in good}
     series |= {node("up", f"bad-{job}", f'job="{job}"'): "0x30" for job in other}
     series |= {node("up", "gone", f'job="{good[0]}"'): "0x9 stale"}
-    return [Case(alert, "instance", series, [f"bad-{job}" for job in good])]
+    firing = [f"bad-{job}" for job in good]
+    return [Case(alert, "instance", series, firing), Case(alert, "instance", series, [], minute=4)]
 
 
+def late(alert: str, name: str, before: int) -> list[Case]:
+    """A time of something that is done again and again; at minute `before` the alert is only pending."""
+    series = {
+        node(name, "hangs"): "60x30",
+        node(name, "good"): "0+60x30",
+        node(name, "slow"): "-700+60x30",
+        node(name, "gone"): "60x15 stale",
+        node("kai_isolator_up", "never"): "1x30",
+    }
+    return [
+        Case(alert, "instance", series, ["hangs"], minute=25),
+        Case(alert, "instance", series, [], minute=before),
+    ]
+
+
+_LIBRARY = {
+    **{node("kai_isolator_up", each): "1x30" for each in ("never", "good", "broken", "new")},
+    node("kai_isolator_library_ready", "good"): "1x30",
+    node("kai_isolator_library_ready", "broken"): "0x30",
+    node("kai_isolator_library_ready", "new"): "_x5 1x25",
+}
 _UNCAPPED = {
     tenant("kai_isolator_container_uncapped", "missed", 'reason="not_injected"'): "1x30",
     tenant("kai_isolator_container_uncapped", "bare", 'reason="no_limit"'): "1x30",
@@ -184,43 +206,12 @@ CASES = [
     ),
     *absent("GPUMemoryMonitorAbsent", "kai_isolator_up"),
     *down("GPUMemoryNodeBlind", "kai_isolator_up"),
-    Case(
-        "GPUMemoryScanStale",
-        "instance",
-        {
-            node("kai_isolator_last_scan_timestamp_seconds", "hangs"): "60x30",
-            node("kai_isolator_last_scan_timestamp_seconds", "good"): "0+60x30",
-            node("kai_isolator_last_scan_timestamp_seconds", "gone"): "60x15 stale",
-        },
-        ["hangs"],
-    ),
+    *late("GPUMemoryScanStale", "kai_isolator_last_scan_timestamp_seconds", 18),
     *down("GPUMemoryPodWatchDown", "kai_isolator_pod_watch_up"),
     *down("GPUMemoryLibraryNotReady", "kai_isolator_library_ready"),
-    Case(
-        "GPUMemoryLibraryStale",
-        "instance",
-        {
-            node("kai_isolator_library_verified_timestamp_seconds", "left"): "60x30",
-            node("kai_isolator_library_verified_timestamp_seconds", "good"): "0+60x30",
-            node("kai_isolator_up", "never"): "1x30",
-        },
-        ["left"],
-        minute=25,
-    ),
-    Case(
-        "GPUMemoryLibraryMissing",
-        "instance",
-        {
-            node("kai_isolator_up", "never"): "1x30",
-            node("kai_isolator_up", "good"): "1x30",
-            node("kai_isolator_library_ready", "good"): "1x30",
-            node("kai_isolator_up", "broken"): "1x30",
-            node("kai_isolator_library_ready", "broken"): "0x30",
-            node("kai_isolator_up", "new"): "1x30",
-            node("kai_isolator_library_ready", "new"): "_x5 1x25",
-        },
-        ["never"],
-    ),
+    *late("GPUMemoryLibraryStale", "kai_isolator_library_verified_timestamp_seconds", 21),
+    Case("GPUMemoryLibraryMissing", "instance", _LIBRARY, ["never"]),
+    Case("GPUMemoryLibraryMissing", "instance", _LIBRARY, [], minute=9),
     *down("GPUMemoryNVMLDown", "kai_isolator_nvml_up"),
     Case("GPUMemoryLedgerBelowDriver", "device_uuid", _DEVICES, ["bad"]),
     Case("GPUMemoryLedgerBelowDriver", "device_uuid", _DEVICES, [], minute=14),
@@ -234,6 +225,7 @@ CASES = [
     Case("GPUMemoryAdmissionErrors", "job", {node(_ERRORS, "a", HOOK): "5x14 0x20"}, []),
     Case("GPUMemoryAdmissionErrors", "job", {node(_ERRORS, "a", HOOK): "0x3 7x40"}, [], minute=30),
     Case("GPUMemoryWebhookNoCertificate", "instance", _ENDS, ["none"]),
+    Case("GPUMemoryWebhookNoCertificate", "instance", _ENDS, [], minute=3),
     Case(
         "GPUMemoryCertificateTurnedDown",
         "instance",

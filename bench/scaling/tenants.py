@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import bench
-
 from scaling.curves import Curve
 
 NUMBERS = (1, 8, 32, 64)

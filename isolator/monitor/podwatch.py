@@ -47,6 +47,14 @@ _NODE_EVERY: Final = 30.0
 _LABEL: Final = 63
 
 
+def pause(failures: int, least: float = _WAIT_MIN, chance: Any = random) -> float:
+    """Seconds before the attempt that follows so many failures.
+
+    Anywhere in a range that grows: monitors that were cut off together do not come back together.
+    """
+    return float(chance.uniform(least / 2, min(_WAIT_MAX, 10 * least * 2 ** min(failures - 1, 10))))
+
+
 class PodWatch(Worker):
     """The pods of one node, kept by a thread of its own. `resync` in seconds; `mount` as in pods.view."""
 
@@ -121,8 +129,7 @@ class PodWatch(Worker):
                 self._version, self._next_list = _ANY, 0.0
                 self._down(RuntimeError("unexpected answer"))
                 log.exception("pod watch: unexpected error; listing again")
-            wait = min(_WAIT_MAX, self._wait_min * 2 ** min(failures - 1, 10))
-            self._stop.wait(wait * random.uniform(0.5, 1.0))
+            self._stop.wait(pause(failures, self._wait_min))
 
     def _step(self) -> None:
         """One list where it is due, and one watch from the last version on."""

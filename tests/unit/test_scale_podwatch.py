@@ -71,3 +71,14 @@ def test_no_list_and_no_node_comes_from_the_store(monkeypatch: pytest.MonkeyPatc
         assert lists == ["0", str(api.version), str(api.version), "0", str(api.version), "0"]
         nodes = [query for _, path, query in api.requests if path.startswith("/api/v1/nodes/")]
         assert nodes == [{"resourceVersion": "0"}] * 4
+
+
+def test_monitors_that_were_cut_off_together_come_back_apart() -> None:
+    """The first attempts are spread over five seconds, later ones over 30, and nobody waits for longer."""
+    chance = random.Random(3)
+    first = [podwatch.pause(1, chance=chance) for _ in range(2000)]
+    parts = [sum(part / 2 <= wait < (part + 1) / 2 for wait in first) for part in range(10)]
+    assert max(parts) <= 300 and sum(parts) == 2000
+    for failures in range(1, 40):
+        assert 0.25 <= podwatch.pause(failures, chance=chance) <= 30
+    assert max(podwatch.pause(9, chance=chance) for _ in range(100)) > 20

@@ -50,6 +50,15 @@ def codes(crowd: list[Tenant]) -> list[int]:
     return [int(one.line(max(1, deadline - time.monotonic()))) for one in crowd]
 
 
+STARTER = "code = start(); say(code)\nif code == 0: hold()"
+
+
+def bare_starts(env, count: int) -> int:
+    """How many of `count` processes without the library get a context at once."""
+    with ExitStack() as stack:
+        return codes([stack.enter_context(Tenant(env(limit=None), STARTER)) for _ in range(count)]).count(0)
+
+
 # Measured bare: contexts are made one after the other, 240 ms each, and end in 80 ms each.
 LONG = pytest.mark.skipif(not os.environ.get("GPU_LONG"), reason="takes two minutes: GPU_LONG=1 runs it")
 
@@ -60,11 +69,10 @@ LONG = pytest.mark.skipif(not os.environ.get("GPU_LONG"), reason="takes two minu
 def test_many_start_together(env, context, count, limit_gib):
     """All whose contexts fit start, the others are refused with 2, nobody hangs, and all quota comes back."""
     held = env(limit=f"{limit_gib}g")
+    # The driver itself refuses many that start at once: bare 70 of 256 were let in, held 83.
+    most = bare_starts(env, count) * 3 // 4 if limit_gib > 40 else count
     with ExitStack() as stack:
-        crowd = [
-            stack.enter_context(Tenant(held, "code = start(); say(code)\nif code == 0: hold()"))
-            for _ in range(count)
-        ]
+        crowd = [stack.enter_context(Tenant(held, STARTER)) for _ in range(count)]
         with Watch({one.pid for one in crowd}) as watch:
             answers = codes(crowd)
         started = {one.pid for one, code in zip(crowd, answers, strict=True) if code == 0}
@@ -75,7 +83,7 @@ def test_many_start_together(env, context, count, limit_gib):
         assert max(watch.highest, sum(rest.values())) <= limit_gib << 30
         # While contexts are being made each may be charged by an estimate that is an eighth too high.
         fits = (limit_gib << 10) // (context + context // 8)
-        assert len(started) >= min(count, fits)
+        assert len(started) >= min(count, fits, most)
         assert set(rest) == started
         assert all(abs(accounts[pid] - rest[pid]) <= 16 * MIB for pid in started)
     assert near(filled(held, 64), (limit_gib << 10) - context, 64)

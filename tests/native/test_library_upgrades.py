@@ -28,6 +28,8 @@ from isolator.region import RegionError, Why
 needs_mounts = pytest.mark.skipif(bool(why_not()), reason=why_not())
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the variant is built for x86_64")
 
+pytestmark = pytest.mark.timeout(300)  # the variant is compiled once
+
 UPGRADES = 100
 SEED = 20260801
 CARD = b"GPU-00000000-1111-2222-3333-444444444444"

@@ -109,7 +109,11 @@ def test_old_values_are_named(notes: Any) -> None:
 @pytest.mark.parametrize(
     ("flag", "line"),
     [
-        ("webhook.failurePolicy=Ignore", "pods start without a quota"),
+        ("webhook.failurePolicy=Ignore", "admissionPolicy.enabled=true refuses them"),
+        (
+            "webhook.admissionPolicy.enabled=true,webhook.admissionPolicy.validationActions={Warn}",
+            "admissionPolicy only warns or audits",
+        ),
         ("webhook.onNoLimit=release", "runs without a quota"),
         ("webhook.excludedNamespaces={kube-system}", "reservation pods must not be touched"),
         ("image.repository=projecthami/kai-resource-isolator", "needs an image built from this project"),

@@ -29,8 +29,13 @@
 {{- end -}}
 
 {{- define "isolator.warnPolicy" -}}
-{{- if eq .Values.webhook.failurePolicy "Ignore" }}
-- webhook.failurePolicy is Ignore: while the webhook is away, pods start without a quota.
+{{- $policy := .Values.webhook.admissionPolicy -}}
+{{- $denies := and $policy.enabled (has "Deny" $policy.validationActions) -}}
+{{- if and (eq .Values.webhook.failurePolicy "Ignore") (not $denies) }}
+- webhook.failurePolicy is Ignore: while the webhook is away, pods start without a quota; webhook.admissionPolicy.enabled=true refuses them.
+{{- end }}
+{{- if and $policy.enabled (not $denies) }}
+- webhook.admissionPolicy only warns or audits: sharing pods without a quota still start.
 {{- end }}
 {{- if eq .Values.webhook.onNoLimit "release" }}
 - webhook.onNoLimit is release: a pod to which KAI gives no limit runs without a quota.

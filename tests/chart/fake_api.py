@@ -39,7 +39,9 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
         "PodMonitor": ("podmonitors", True),
     },
     "admissionregistration.k8s.io/v1": {
-        "MutatingWebhookConfiguration": ("mutatingwebhookconfigurations", False)
+        "MutatingWebhookConfiguration": ("mutatingwebhookconfigurations", False),
+        "ValidatingAdmissionPolicy": ("validatingadmissionpolicies", False),
+        "ValidatingAdmissionPolicyBinding": ("validatingadmissionpolicybindings", False),
     },
 }
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
+from collections.abc import Callable
+from types import FrameType
 from typing import Any, ClassVar, Final
 
 import h11
@@ -16,6 +19,8 @@ HEADER_SECONDS: Final = 10.0
 """From a connection's first byte, or its start, to the end of the request's headers."""
 UNREAD_SECONDS: Final = 20.0
 """How long an answer may lie in our memory because its client does not read on."""
+TICK: Final = 1.0
+"""Seconds between two looks of an idle server at whether it should end; a signal wakes it."""
 BACKLOG: Final = 64
 """Connections taken at once, before any of them can be turned away: each holds a descriptor."""
 
@@ -96,6 +101,25 @@ class Connection(H11Protocol):
         self._headers_came()
         self._was_read()
         super().connection_lost(exc)
+
+
+class Server(uvicorn.Server):
+    """One tick a second in place of ten, which were more than half of what an idle server did."""
+
+    _wake: Callable[[], object] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self._wake is not None:
+            self._wake()
+
+    async def main_loop(self) -> None:
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(woken.set)
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(woken.wait(), TICK)
+            woken.clear()
 
 
 def config(app: Any, connection: type[Connection] = Connection, **more: Any) -> uvicorn.Config:

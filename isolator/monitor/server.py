@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from isolator import __version__, kube, logs, serving
@@ -62,7 +61,7 @@ def _serve(listener: socket.socket, collector: MonitorCollector) -> int:
     registry.register(collector)
     app = create_app(registry, collector.scan)
     config = serving.config(app, Connection, timeout_graceful_shutdown=_GRACE_S)
-    uvicorn.Server(config).run(sockets=[listener])
+    serving.Server(config).run(sockets=[listener])
     return 0
 
 

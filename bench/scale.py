@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit")]
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / each) for each in ("unit", "cluster"))]
 
 import monitor  # noqa: E402
 from scaling import admissions, fleet, node, tenants  # noqa: E402

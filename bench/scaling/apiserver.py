@@ -13,8 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import child
-
 from isolator import kube
 from isolator.monitor import podwatch
 from scaling import kubelet
@@ -134,7 +132,7 @@ def _fan_out(server: Server, nodes: int = 20, each: int = 20) -> dict[str, Any]:
     found = {"change of a pod, no watch": server.cheapest(lambda: _status(server, others))}
     ready = [_watch(server.api(), number % nodes) for number in range(nodes * each)]
     server.settle()
-    rss, opened = child.mib(server.pids["kube-apiserver"], "VmRSS"), []
+    opened: list[Any] = []
 
     def start() -> int:
         _each(range(len(ready)), lambda i: opened.append(ready[i]()))
@@ -142,8 +140,6 @@ def _fan_out(server: Server, nodes: int = 20, each: int = 20) -> dict[str, Any]:
 
     try:
         found["watch opened"] = server.cost(start)
-        grown = child.mib(server.pids["kube-apiserver"], "VmRSS") - rss
-        found["watch opened"]["resident KiB"] = round(max(0.0, grown) / len(ready) * 1024, 1)
         server.settle()
         turns = [
             [server.cost(lambda at=at: _status(server, at)) for at in (others, watched)] for _ in range(5)

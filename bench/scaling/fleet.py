@@ -117,8 +117,6 @@ def watches(costs: Costs, fleet: Fleet) -> list[dict[str, Any]]:
                 "processors": costs.ms(name) * rate / 1e3,
             }
         )
-    resident = costs.api["watch opened"]["resident KiB"] * fleet.nodes / 1024
-    found.append({"what": f"memory of {fleet.nodes:,} open watches, all API servers", "MiB": resident})
     keeps = fleet.replicas / keeper.INTERVAL
     both = costs.ms("secret") + costs.ms("webhook configuration")
     size = costs.bytes("secret") + costs.bytes("webhook configuration")
@@ -199,8 +197,8 @@ def reconnects(fleet: Fleet, seed: int, outage: float) -> dict[str, float]:
 def burst(costs: Costs, fleet: Fleet, seed: int, replicas: int | None = None) -> dict[str, float]:
     """Admissions when clients make `burst` pods at one moment: each two reviews, one after the other.
 
-    API servers run as many at once as they have seats; a replica answers one review at a time, first come first
-    served, each in the measured processor time give or take a half. The rest of an admission takes no time,
+    API servers run as many at once as they have seats. A replica answers one review at a time, the oldest
+    first, each in the measured processor time give or take a half. The rest of an admission takes no time,
     which makes the crowd at the webhook larger than it is.
     """
     chance, replicas = random.Random(seed), replicas or fleet.replicas
@@ -286,11 +284,8 @@ def text(found: Mapping[str, Any]) -> str:
     """The report as Markdown."""
     lines = ["| all the time | a second | MB/s | processors |", "|---|---|---|---|"]
     for row in found["watches"]:
-        if "MiB" in row:
-            lines.append(f"| {row['what']} | {figure(row['MiB'])} MiB | | |")
-        else:
-            cells = (figure(row["a second"]), figure(row["MB/s"]), f"{row['processors']:.4f}")
-            lines.append(f"| {row['what']} | {' | '.join(cells)} |")
+        cells = (figure(row["a second"]), figure(row["MB/s"]), f"{row['processors']:.4f}")
+        lines.append(f"| {row['what']} | {' | '.join(cells)} |")
     lines += ["", "| what | figures |", "|---|---|"]
     for name, row in found.items():
         if isinstance(row, Mapping):

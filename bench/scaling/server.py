@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import child
+from harness import Cluster, why_not
 from kubernetes.client.configuration import Configuration
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-
-from harness import Cluster, why_not  # noqa: E402
-
-from isolator import kube  # noqa: E402
-from scaling.podobjects import SPACE  # noqa: E402
+from isolator import kube
+from scaling.podobjects import SPACE
 
 INDEX = int(os.environ.get("CLUSTER_INDEX", "4"))
 IDLE_S = 6

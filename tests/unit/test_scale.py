@@ -29,7 +29,7 @@ def _costs(**api: dict[str, float]) -> fleet.Costs:
         ),
         ROW,
     )
-    rows["watch opened"] = {"kube-apiserver ms": 1.0, "etcd ms": 0.0, "resident KiB": 20.48}
+    rows["watch opened"] = {"kube-apiserver ms": 1.0, "etcd ms": 0.0}
     rows["ConfigMap watches of a pod, KAI alone"] = {"watches": 2.0}
     rows["ConfigMap watches of a pod, with ours"] = {"watches": 2.5}
     monitor = Curve("monitor, containers", "", "containers", "processor ms")
@@ -55,7 +55,6 @@ def test_steady_load_is_rates_times_unit_costs() -> None:
     assert listed["MB/s"] == pytest.approx(5000 / 300 * 1000 / 1e6)
     assert listed["processors"] == pytest.approx(5000 / 300 * 2.5 / 1e3)
     assert found["changes told by the watches"]["a second"] == 160
-    assert found["memory of 5,000 open watches, all API servers"]["MiB"] == pytest.approx(100)
     assert found["the webhook's Secret and caBundle"]["a second"] == pytest.approx(0.4)
 
 

@@ -1,4 +1,4 @@
-"""What an operator sees of a node: `isolator top` in the monitor's pod, its page by the API server's proxy."""
+"""What an operator sees of a node: `isolator top` in the monitor's pod, its page by the API server."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def seen(cluster: Cluster, product: Product, kai: Kai) -> Iterator[Seen]:
 
 
 def test_document_has_the_tenant_the_card_and_the_node(seen: Seen) -> None:
-    """The lab's figures to the byte, its pod by name and UID, the card by the driver, a node without fault."""
+    """The lab's figures to the byte, its pod by name and UID, the card by the driver, a sound node."""
     shown = document.load(seen.top("--json").encode())
     tenant = seen.tenant(shown)
     assert tenant is not None and tenant.uid == seen.pod["metadata"]["uid"]

@@ -164,6 +164,7 @@ def test_wheel_carries_everything_a_user_needs(tmp_path: Path) -> None:
         modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
     needed = ["lib/x86_64/libvgpu.so", "lib/aarch64/libvgpu.so", "sim/libcuda.so.1", "sim/libnvidia-ml.so.1"]
     needed += ["sim/nvidia-smi", "sim/old/libcuda.so.1", "_core.abi3.so", "py.typed", "names.py"]
+    needed += ["monitor/status.html", "monitor/status.css"]
     assert [name for name in needed if f"isolator/{name}" not in modes] == []
     assert modes["isolator/sim/nvidia-smi"] & 0o111
     assert [name for name in modes if not name.startswith(("isolator/", "kai_resource_isolator-"))] == []

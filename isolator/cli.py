@@ -114,7 +114,10 @@ def doctor(
     context: Annotated[str | None, typer.Option(help="cluster: context of the kubeconfig.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="cluster: of the pod.")] = None,
     pod: Annotated[str | None, typer.Option(help="cluster: one pod, NAME or NAMESPACE/NAME.")] = None,
-    patience: Annotated[float, typer.Option(min=0.1, max=60, help="pod, node: seconds to look.")] = 0.8,
+    patience: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=60, help="Seconds to look at most. [default: 0.8; cluster: 5]"),
+    ] = None,
 ) -> None:
     """Say what is wrong in this container, on this node or in this cluster; a cause has an exit status."""
     from isolator.doctor.scope import Options, examine

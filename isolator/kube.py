@@ -11,7 +11,8 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 from urllib.parse import urlencode
 
 import urllib3
@@ -24,16 +25,19 @@ from isolator.errors import UnavailableError
 
 
 class ApiError(Exception):
-    """The API server's refusal, by its HTTP status and reason."""
+    """The API server's refusal, by its HTTP status and reason; `said` is its message, for people alone."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, said: str = "") -> None:
         super().__init__(f"HTTP {status} {reason}")
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.said = status, reason, said
 
 
 FAILURES: Final = (ApiError, urllib3.exceptions.HTTPError, OSError, ValueError)
 """What a call or a stream raises when the API server is away, refuses, or sends no JSON."""
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+_MOST_SAID: Final = 1 << 16
+_CONNECTIONS: Final = 64
+"""Of an administrator's tool, which asks everything at once."""
 
 # A peer that is gone without a word (node cut off) is noticed after 15 + 3 * 5 seconds.
 _KEEPALIVE: Final = [
@@ -57,6 +61,11 @@ class Api:
         self._settings: Any = configuration or _configuration()
         self._settings.socket_options = _KEEPALIVE
         self._pool: Any = pool or RESTClientObject(self._settings).pool_manager
+
+    @property
+    def host(self) -> str:
+        """The server's URL."""
+        return str(self._settings.host).rstrip("/")
 
     def open(
         self,
@@ -82,7 +91,7 @@ class Api:
                 headers[way["key"]] = way["value"]
         answer: urllib3.BaseHTTPResponse = self._pool.request(
             sent.get("method", "GET"),
-            f"{str(self._settings.host).rstrip('/')}{path}" + (f"?{urlencode(query)}" if query else ""),
+            f"{self.host}{path}" + (f"?{urlencode(query)}" if query else ""),
             headers=headers,
             body=json.dumps(sent["body"]) if "body" in sent else None,
             timeout=urllib3.Timeout(connect=connect, read=read),
@@ -91,9 +100,10 @@ class Api:
             redirect=False,
         )
         if not 200 <= answer.status < 300:
+            said = _said(answer)
             answer.drain_conn()
             answer.release_conn()
-            raise ApiError(answer.status, answer.reason or "")
+            raise ApiError(answer.status, answer.reason or "", said)
         return answer
 
     def ask(self, path: str, query: Mapping[str, str] | None = None, **options: Any) -> Any:
@@ -103,6 +113,43 @@ class Api:
             return json.loads(answer.data)
         finally:
             answer.release_conn()
+
+
+def _said(answer: urllib3.BaseHTTPResponse) -> str:
+    """The message of a refusal: of a Status, else the text itself, which a proxied pod may have sent."""
+    try:
+        raw = answer.read(_MOST_SAID)
+    except (urllib3.exceptions.HTTPError, OSError):
+        return ""
+    try:
+        return str(json.loads(raw)["message"])
+    except (ValueError, KeyError, TypeError):
+        return raw.decode("utf-8", "replace").strip()
+
+
+def chosen(kubeconfig: Path | None = None, context: str | None = None) -> Api:
+    """An administrator's API server: of `kubeconfig`, $KUBECONFIG or ~/.kube/config, in that order, else, and
+    only where no context is asked for, this pod's own. Credentials by certificate, token or a program are the
+    client's to get. Raises UnavailableError with one line.
+    """
+    settings, loaders = Configuration(), cast(Any, config)
+    default = loaders.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    files = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG") or default
+    there = any(Path(name).expanduser().is_file() for name in files.split(os.pathsep) if name)
+    try:
+        if kubeconfig and not there:
+            raise FileNotFoundError(f"no file {kubeconfig}")
+        if there or context or os.environ.get("KUBECONFIG"):
+            loaders.load_kube_config(files, context, client_configuration=settings, persist_config=False)
+        else:
+            loaders.load_incluster_config(client_configuration=settings)
+    except Exception as error:  # the loaders raise whatever the file made them stumble over
+        raise UnavailableError(
+            f"no access to the API server ({_line(error)}): name a kubeconfig by --kubeconfig or KUBECONFIG, "
+            "and one of its contexts by --context"
+        ) from error
+    settings.connection_pool_maxsize = _CONNECTIONS
+    return Api(settings)
 
 
 def _configuration() -> Any:

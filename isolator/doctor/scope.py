@@ -15,7 +15,8 @@ from isolator.errors import UsageError
 
 @dataclass(frozen=True)
 class Options:
-    """The command line. `pid` None: the container this runs in; `mount` None: found out."""
+    """The command line. `pid` None: the container this runs in; `mount` None: found out; `patience` in seconds,
+    None: the scope's own."""
 
     pid: int | None = None
     mount: Path | None = None
@@ -25,7 +26,7 @@ class Options:
     context: str | None = None
     namespace: str | None = None
     pod: str | None = None
-    patience: float = bounded.PATIENCE
+    patience: float | None = None
 
 
 def choose(options: Options) -> Scope | None:
@@ -68,17 +69,19 @@ def examine(scope: Scope, options: Options) -> Report:
     if chosen is Scope.CLUSTER:
         from isolator.doctor import cluster  # the API client is dear to import
 
-        return cluster.examine(options.kubeconfig, options.context, options.namespace, options.pod)
+        seconds = options.patience or cluster.PATIENCE
+        return cluster.examine(options.kubeconfig, options.context, options.namespace, options.pod, seconds)
     if options.kubeconfig or options.context or options.namespace or options.pod:
         raise UsageError("--kubeconfig, --context, --namespace and --pod go with `doctor cluster`")
+    patience = options.patience or bounded.PATIENCE
     if chosen is Scope.POD:
         from isolator.doctor import pod
 
-        return pod.examine(options.pid, options.mount, options.patience)
+        return pod.examine(options.pid, options.mount, patience)
     if chosen is Scope.NODE:
         from isolator.doctor import node
 
-        return node.examine(options.mount, options.monitor, options.label, options.patience)
+        return node.examine(options.mount, options.monitor, options.label, patience)
     if any(name.startswith("ISOLATOR_WEBHOOK_") for name in os.environ):
         raise UsageError("a pod of the webhook sees no node and no tenant: run `isolator doctor cluster`")
     report = Report("machine", os.uname().nodename)

@@ -32,6 +32,7 @@ import monitor_pods  # noqa: E402
 from monitor_apiserver import NODE, ApiServer  # noqa: E402
 from region_files import RegionFile, Slot, Spec, folder, pod, uuid  # noqa: E402
 
+from isolator.monitor import server  # noqa: E402
 from isolator.monitor.collector import MonitorCollector  # noqa: E402
 from isolator.monitor.exposition import Exposition  # noqa: E402
 from isolator.monitor.model import NvmlDevice, NvmlView, PodView  # noqa: E402
@@ -201,6 +202,7 @@ def main() -> int:
     options = asked.parse_args()
     rounds = options.rounds
     open_many()
+    server._calm_collector()  # as the product does
     missed = False
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, {rounds} scrapes each")
     for containers, devices, slots, target in CASES:

@@ -54,7 +54,7 @@ _Static_assert(VGPU_REGION_SIZE == VGPU_EXT_OFFSET + VGPU_EXT_SIZE, "layout");
 #define TRANSITIONAL_SIZE 2008984
 
 /* What a file is, before it is mapped. */
-enum verdict { VERDICT_FRESH, VERDICT_OLD, VERDICT_OURS };
+enum verdict { VERDICT_FRESH, VERDICT_OLD, VERDICT_OURS, VERDICT_OTHER };
 
 /* The first words of both parts, as read from the file. */
 struct heads {
@@ -71,21 +71,6 @@ struct heads {
 };
 
 /* ---- file ------------------------------------------------------------------------------ */
-
-/* NONBLOCK, so that a FIFO in the file's place cannot hold us. */
-int vgpu_file_open(const char *path, int flags) {
-    struct stat st;
-    int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0666);
-
-    if (fd < 0) {
-        return -errno;
-    }
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
-        close(fd);
-        return S_ISDIR(st.st_mode) ? -EISDIR : -EBADF;
-    }
-    return fd;
-}
 
 /* The initialisation lock at once: 1; 0: somebody else has it, ask again; -EBUSY for too long (from *end
  * on, set at the first call), or -errno. */
@@ -124,7 +109,7 @@ static int judge_hami(const struct heads *heads, int64_t size) {
     }
     if (heads->ext.magic == VGPU_EXT_MAGIC) {
         if (heads->ext.version != VGPU_EXT_VERSION) {
-            return -EPROTO;
+            return VERDICT_OTHER;
         }
         return size == VGPU_REGION_SIZE && heads->ext.size == VGPU_EXT_SIZE ? VERDICT_OURS : -EBADF;
     }
@@ -313,12 +298,28 @@ int vgpu_core_map(struct vgpu_core *core, int fd) {
 }
 
 /* Under the lock: makes or brings up to date, and maps. */
+/* A container that starts again with a library of another layout finds the region of its last run: it makes
+ * its own, unless somebody holds a lock of that one, wherever that layout has them. -EAGAIN or -EPROTO. */
+static int discard(const char *path, int fd) {
+    int rc = vgpu_file_locked(fd, 0, 0);
+
+    if (rc == 0 && (rc = still_there(path, fd)) == 1) {
+        rc = unlink(path) ? -errno : 0;
+    } else if (rc == 1) {
+        rc = -EPROTO;
+    }
+    return rc ? rc : -EAGAIN;
+}
+
 static int prepare(struct vgpu_core *core, int fd, uint64_t instance) {
     struct stat st;
     int blank = !fstat(fd, &st) && st.st_size == 0;
     int verdict = judge(fd);
     int rc = verdict;
 
+    if (verdict == VERDICT_OTHER) {
+        return discard(core->path, fd);
+    }
     if (verdict >= 0 && verdict != VERDICT_OURS) {
         rc = allocate(fd);
     }
@@ -345,7 +346,7 @@ static int attach_reader(struct vgpu_core *core, int fd) {
         return verdict;
     }
     return verdict == VERDICT_OURS ? vgpu_core_map(core, fd)
-                                   : (verdict == VERDICT_OLD ? -EPROTO : -EBADF);
+                                   : (verdict == VERDICT_FRESH ? -EBADF : -EPROTO);
 }
 
 static int is_complete(int fd, uint64_t instance) {

@@ -109,7 +109,8 @@ struct vgpu_slot_info {
     uint64_t pid_ns;     /* inode of /proc/self/ns/pid; 0 = unknown */
 };
 
-/* Part two. Fields that different writers share sit on cache lines of their own. */
+/* Part two. Fields that different writers share sit on cache lines of their own. A field that is only added
+ * takes spare words, 0 = unknown, and leaves the version as it is. */
 struct vgpu_ext {
     uint32_t magic;    /* VGPU_EXT_MAGIC; creator, the last word written: marks the file complete */
     uint32_t version;  /* VGPU_EXT_VERSION */

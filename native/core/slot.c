@@ -22,6 +22,21 @@
 
 /* ---- life -------------------------------------------------------------------------------- */
 
+/* NONBLOCK, so that a FIFO in the file's place cannot hold us. */
+int vgpu_file_open(const char *path, int flags) {
+    struct stat st;
+    int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0666);
+
+    if (fd < 0) {
+        return -errno;
+    }
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
+        close(fd);
+        return S_ISDIR(st.st_mode) ? -EISDIR : -EBADF;
+    }
+    return fd;
+}
+
 int vgpu_file_lock(int fd, int64_t at) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
     if (!fcntl(fd, F_OFD_SETLK, &lock)) {

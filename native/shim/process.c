@@ -76,7 +76,8 @@ static const char *reason_of(int error) {
     case EBADF:
         return "the region file is not one of ours; remove it";
     case EPROTO:
-        return "the region file has another version; restart the container";
+        return "the region file has another version and is in use; delete the pod, so that a new "
+               "one is made";
     case EUSERS:
         return "the region has no free slot: 1,024 processes are live";
     case E2BIG:

@@ -81,13 +81,18 @@ class Container:
         self, command: Sequence[str], env: Mapping[str, str], *, first: str = 'exec "$@"', timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
         """Runs `command` as PID 1; `first` is the shell text that PID 1 runs with it as "$@"."""
-        preload = {"LD_PRELOAD": str(self.library)}
-        keep = {name: value for name, value in env.items() if name != "LD_PRELOAD"}
-        text = f"{self.setup}; export LD_PRELOAD={shlex.quote(preload['LD_PRELOAD'])}; {first}"
-        return subprocess.run(
-            [*UNSHARE, "sh", "-c", text, "sh", *command],
-            env=keep,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        words, kept = self._words(command, env, first)
+        return subprocess.run(words, env=kept, capture_output=True, text=True, timeout=timeout)
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """The same, while it runs: to talk to by pipes."""
+        words, kept = self._words(command, env, 'exec "$@"')
+        pipe = subprocess.PIPE
+        return subprocess.Popen(words, env=kept, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def _words(
+        self, command: Sequence[str], env: Mapping[str, str], first: str
+    ) -> tuple[list[str], dict[str, str]]:
+        kept = {name: value for name, value in env.items() if name != "LD_PRELOAD"}
+        text = f"{self.setup}; export LD_PRELOAD={shlex.quote(str(self.library))}; {first}"
+        return [*UNSHARE, "sh", "-c", text, "sh", *command], kept

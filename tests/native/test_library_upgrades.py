@@ -160,7 +160,7 @@ def test_hundred_upgrades_with_installers_killed_and_disks_full(tmp_path: Path, 
 
 # ---- another layout ----------------------------------------------------------------------------------
 
-ASK = "from simclient import *; r = cu_init(); print(r, 0 if r else init(0) and alloc(GIB)[0])"
+ASK = "import sys; from simclient import *; r = cu_init(); print(r, 0 if r else init(0) and alloc(GIB)[0])"
 PYTHON = [sys.executable, "-c", ASK]
 
 
@@ -168,29 +168,33 @@ PYTHON = [sys.executable, "-c", ASK]
 @needs_x86
 @pytest.mark.root
 @pytest.mark.parametrize("later_first", [False, True])
-def test_a_region_of_another_layout_is_refused_and_left_alone(
+def test_a_region_of_another_layout_is_never_misread(
     tmp_path: Path, libvgpu: Path, sim_env: SimEnv, later_first: bool
 ) -> None:
-    """L4: a container that starts again with a library of another layout, newer or older, does not misread
-    what its last run left: CUDA is refused in one line, the file keeps every byte, and the library that made
-    it attaches again. In a folder of its own each of them works."""
+    """L4: a container that starts again with a library of another layout, newer or older, makes a region of
+    its own. While a program of its last run lives CUDA is refused in one line, and the file is left alone."""
     builds = [libvgpu, skewbuild.library(lib.VGPU_EXT_VERSION + 1)]
     first, second = reversed(builds) if later_first else builds
     box = Container(tmp_path / "box", first, limit="4g")
-    assert box.run(PYTHON, sim_env()).stdout.split() == ["0", "0"]
-    left = box.region.read_bytes()
-    box.library.unlink()
-    box.library.write_bytes(second.read_bytes())
-    done = box.run(PYTHON, sim_env())
-    assert done.stdout.split() == ["800", "0"]
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1 and "another version" in lines[0], done.stderr
-    assert box.region.read_bytes() == left
-    box.library.unlink()
-    box.library.write_bytes(first.read_bytes())
-    assert box.run(PYTHON, sim_env()).stdout.split() == ["0", "0"]
-    alone = Container(tmp_path / "alone", second, limit="4g")
-    assert alone.run(PYTHON, sim_env()).stdout.split() == ["0", "0"]
+    env = sim_env()
+    with box.start([sys.executable, "-c", ASK + "; sys.stdout.flush(); input()"], env) as holder:
+        assert holder.stdout and holder.stdout.readline().split() == ["0", "0"]
+        left = box.region.read_bytes()
+        box.library.unlink()
+        box.library.write_bytes(second.read_bytes())
+        done = box.run(PYTHON, env)
+        assert done.stdout.split() == ["800", "0"]
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1 and "another version and is in use" in lines[0], done.stderr
+        assert box.region.read_bytes() == left
+        holder.communicate("\n", timeout=30)
+    for build in (second, first, second):
+        box.library.unlink()
+        box.library.write_bytes(build.read_bytes())
+        done = box.run([sys.executable, "-c", ASK.replace("GIB", "5 * GIB")], env)
+        assert (done.stdout.split(), done.stderr) == (["0", "2"], "")
+        version = int.from_bytes(box.region.read_bytes()[lib.VGPU_EXT_OFFSET + 4 :][:4], "little")
+        assert version == lib.VGPU_EXT_VERSION + (build is not libvgpu)
 
 
 @needs_x86

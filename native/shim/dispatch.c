@@ -2,6 +2,7 @@
 #include "hooks.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <link.h>
 #include <sched.h>
 #include <stdbool.h>
@@ -164,21 +165,32 @@ static bool is_named(enum hook_library library, const char *path) {
     return strncmp(base ? base + 1 : path, families[library], strlen(families[library])) == 0;
 }
 
+struct sought {
+    enum hook_library library;
+    char path[PATH_MAX];
+};
+
+static int path_of(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)size;
+    struct sought *sought = data;
+    size_t length = strlen(info->dlpi_name);
+    if (!is_named(sought->library, info->dlpi_name) || length >= sizeof sought->path)
+        return 0;
+    memcpy(sought->path, info->dlpi_name, length + 1);
+    return 1;
+}
+
 /* A profiler may open a library of its own where the driver is asked for: then the driver behind it,
- * so that the profiler's calls come to us. `handle` where no other library has the driver's name. */
+ * so that the profiler's calls come to us. `handle` where no other library has the driver's name.
+ * The path is copied out: to walk the loader's list without its lock races with dlclose. */
 static void *itself(enum hook_library library, void *handle) {
     struct link_map *map;
     if (dlinfo(handle, RTLD_DI_LINKMAP, &map) || is_named(library, map->l_name))
         return handle;
-    while (map->l_prev)
-        map = map->l_prev;
-    for (; map; map = map->l_next) {
-        void *found =
-            is_named(library, map->l_name) ? dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD) : NULL;
-        if (found)
-            return found;
-    }
-    return handle;
+    struct sought sought = {.library = library};
+    void *found =
+        dl_iterate_phdr(path_of, &sought) ? dlopen(sought.path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    return found ? found : handle;
 }
 
 /* One thread fills; others wait for it. No pthread lock: a fork in between must not leave it
@@ -209,15 +221,22 @@ int driver_find(enum hook_library library, bool load) {
     return 0;
 }
 
-/* Whether the look-up of a row comes from the driver, or from what our calls of that row go to: a
- * profiler that is opened in the driver's place asks for what lies behind it. */
-static bool called_by_driver(const void *caller, const void *callee) {
-    uintptr_t address = (uintptr_t)caller;
-    Dl_info asks, serves;
+static bool is_driver_code(const void *place) {
+    uintptr_t address = (uintptr_t)place;
     for (int i = 0; i < LIBRARY_COUNT; i++)
         if (address >= driver_code[i].start && address < driver_code[i].end)
             return true;
-    return callee && dladdr(caller, &asks) && dladdr(callee, &serves) &&
+    return false;
+}
+
+/* Whether the look-up of a row comes from the driver, or from what our calls of that row go to: a
+ * profiler that is opened in the driver's place asks for what lies behind it. dladdr reads all of a
+ * library's symbols, so it is not asked about what goes to the driver itself. */
+static bool called_by_driver(const void *caller, const void *callee) {
+    Dl_info asks, serves;
+    if (is_driver_code(caller))
+        return true;
+    return callee && !is_driver_code(callee) && dladdr(caller, &asks) && dladdr(callee, &serves) &&
            asks.dli_fbase == serves.dli_fbase;
 }
 

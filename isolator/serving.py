@@ -29,7 +29,7 @@ class Connection(H11Protocol):
     """A connection that must send its headers and read its answers in time, and makes room when there are
     too many."""
 
-    most: ClassVar[int] = 256
+    most: ClassVar[int] = 512
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 

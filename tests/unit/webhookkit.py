@@ -190,7 +190,10 @@ class FakeApi:
         )
         found = getattr(self, kind) if status < 300 else {"kind": "Status"}
         quiet = {"drain_conn": lambda: None, "release_conn": lambda: None}
-        return SimpleNamespace(status=status, reason="Something", data=json.dumps(found).encode(), **quiet)
+        data = json.dumps(found).encode()
+        return SimpleNamespace(
+            status=status, reason="Something", data=data, read=lambda most: data[:most], **quiet
+        )
 
     def _do(self, method: str, kind: str, content_type: str, body: Any) -> int:
         found = getattr(self, kind)

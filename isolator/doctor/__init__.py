@@ -7,7 +7,7 @@ from typing import Final
 
 from isolator import names
 
-NODE_VARIABLES: Final = (names.ENV_NODE_NAME, "ISOLATOR_MONITOR_NODE_NAME")
+NODE_VARIABLES: Final = (names.ENV_NODE_NAME, names.ENV_MONITOR_NODE_NAME)
 """Of our own workloads on a node: its name."""
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from isolator import names
 from isolator.doctor import NODE_VARIABLES, bounded, node_files, node_monitor
 from isolator.doctor.report import Report
-
-_LISTEN, _MOUNT = "ISOLATOR_MONITOR_LISTEN", "ISOLATOR_MONITOR_MOUNT"
+from isolator.monitor import client
 
 
 def named() -> str:
@@ -22,8 +21,8 @@ def mount_of(given: Path | None) -> Path:
     """<mount>: as given, as the monitor is told, as the installer of this pod is told, else the default."""
     if given is not None:
         return given
-    if os.environ.get(_MOUNT):
-        return Path(os.environ[_MOUNT])
+    if os.environ.get(names.ENV_MONITOR_MOUNT):
+        return Path(os.environ[names.ENV_MONITOR_MOUNT])
     default = Path(names.DEFAULT_VGPU_MOUNT)
     if not default.exists():
         try:
@@ -47,12 +46,14 @@ def examine(
     Raises UsageError for a URL that is none.
     """
     if monitor is not None:
-        node_monitor.check(monitor)
+        client.status_url(monitor, "--monitor")
+    expected = bool(monitor or os.environ.get(names.ENV_MONITOR_LISTEN))
+    url = monitor or client.monitor_url()
     report = Report("node", named())
     path = mount_of(mount)
     probes = {
         "mount": partial(_files, path=path, patience=patience),
-        "monitor": partial(_seen, path=path, patience=patience, url=monitor, text=label),
+        "monitor": partial(_seen, path=path, patience=patience, url=url, expected=expected, text=label),
     }
     bounded.run(report, probes, patience)
     return report.done()
@@ -70,17 +71,13 @@ def _files(report: Report, path: Path, patience: float) -> None:
     node_files.containers(report, path)
 
 
-def _seen(report: Report, path: Path, patience: float, url: str | None, text: str | None) -> None:
-    listen = os.environ.get(_LISTEN, "")
-    port = listen.rpartition(":")[2] or names.MONITOR_PORT
-    address = url or f"http://127.0.0.1:{port}"
-    found = node_monitor.judge(report, address, bool(url or listen), bounded.PART * patience)
+def _seen(report: Report, path: Path, patience: float, url: str, expected: bool, text: str | None) -> None:
+    found = node_monitor.judge(report, url, expected, bounded.PART * patience)
     if text is not None:
         node_monitor.label(report, named(), text)
     elif found is None:
         report.skip("memory label", "no monitor tells it: --label TEXT")
-    elif found.get("pod_watch_up"):
-        told = found.get("memory_label")
-        node_monitor.label(report, named(), told.get("text") if isinstance(told, dict) else None)
+    elif found.pod_watch_up:
+        node_monitor.label(report, named(), found.memory_label.text)
     if found is None and path.is_dir():
         node_monitor.scan(report, path)

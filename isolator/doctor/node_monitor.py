@@ -2,80 +2,48 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from isolator import names
 from isolator.doctor.report import Report
-from isolator.errors import UsageError
-from isolator.monitor import discovery, enforcement, grants
+from isolator.errors import UnavailableError
+from isolator.monitor import client, discovery, enforcement, grants
+from isolator.monitor.document import Flags, Node
 from isolator.monitor.model import Cache, Container, PodView, Skip, State
 
-_MOST = 16 << 20
 
-
-def check(url: str) -> None:
-    """Raises UsageError for what is no URL."""
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--monitor {url}: give a URL like http://127.0.0.1:{names.MONITOR_PORT}")
-
-
-def ask(url: str, patience: float) -> dict[str, Any]:
-    """The monitor's status document. Raises OSError or ValueError."""
-    address = url.rstrip("/")
-    address = address if address.endswith(names.STATUS_PATH) else address + names.STATUS_PATH
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(address, timeout=patience) as answer:
-        found = json.loads(answer.read(_MOST))
-    if not isinstance(found, dict) or found.get("schema") != 1:
-        raise ValueError("its answer is no status document of schema 1")
-    return found
-
-
-def judge(report: Report, url: str, expected: bool, patience: float) -> Mapping[str, Any] | None:
+def judge(report: Report, url: str, expected: bool, patience: float) -> Node | None:
     """Judges the node by its monitor's answer; None without one. `expected`: it must be there."""
     try:
-        found = ask(url, patience)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "reason", None) or error
+        found = client.ask(url, direct=True, timeout=patience)
+    except UnavailableError as error:
         if expected:
             report.check("monitor")
-            report.find("monitor_down", url, str(why))
+            report.find("monitor_down", url, str(error))
         else:
-            report.skip("monitor", f"{url}: {why} (its pod has an address of its own: --monitor URL)")
+            report.skip("monitor", f"{error} (its pod has an address of its own: --monitor URL)")
         return None
     report.check("monitor")
-    node = _map(found, "node")
-    if node.get("nvml_up") is False:
+    if not found.node.nvml_up:
         report.find("nvml_down", url, "NVML does not answer it")
-    _sources(report, url, node)
-    for tenant in found.get("tenants") or ():
-        if isinstance(tenant, dict):
-            _tenant(report, tenant)
+    _sources(report, url, found.node)
+    for tenant in found.tenants:
+        _verdict(report, tenant.title, tenant.state, tenant.reason, tenant.flags)
     report.check("tenants")
-    return node
+    return found.node
 
 
-def _sources(report: Report, url: str, node: Mapping[str, Any]) -> None:
-    if node.get("pod_watch_up") is False:
+def _sources(report: Report, url: str, node: Node) -> None:
+    if not node.pod_watch_up:
         report.find(
             "monitor_down", url, "the API server does not answer it: the tenants' names are not known"
         )
-    elif node.get("named") is False:
+    elif not node.named:
         report.find("monitor_down", url, "it cannot scan the cache folders, or knows no pods")
-    for why, number in _map(node, "skipped").items():
-        if why in _UNREADABLE and isinstance(number, int) and number > 0:
+    for why, number in node.skipped.items():
+        if why in _UNREADABLE and number > 0:
             seen = f"{number} files or folders: {why}"
             report.find("cache_unreadable", names.CONTAINERS_DIRECTORY, seen, file=names.CONTAINERS_DIRECTORY)
-
-
-def _map(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = found.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 _UNREADABLE = frozenset(Skip) - {
@@ -84,23 +52,15 @@ _UNREADABLE = frozenset(Skip) - {
 }
 
 
-def _tenant(report: Report, tenant: Mapping[str, Any]) -> None:
-    parts = [tenant.get("namespace"), tenant.get("pod") or tenant.get("uid"), tenant.get("container")]
-    subject, flags = "/".join(str(part) for part in parts if part), _map(tenant, "flags")
-    _verdict(report, subject, str(tenant.get("state")), str(tenant.get("reason") or ""), flags)
-
-
-def _verdict(report: Report, subject: str, state: str, reason: str, flags: Mapping[str, Any]) -> None:
-    if state == State.UNCAPPED or flags.get("bypass"):
+def _verdict(report: Report, subject: str, state: str, reason: str, flags: Flags) -> None:
+    if state == State.UNCAPPED or flags.bypass:
         report.find("tenant_uncapped", subject, reason or "a process uses the GPU past the library")
     if state in (State.REFUSED, State.UNREADABLE):
         report.find("tenant_wrong", subject, f"{state}: {reason}")
-    for name, seen in (
-        ("mismatch", "its limit is above what KAI grants"),
-        ("tampered", "somebody wrote into its cache file; the limit holds"),
-    ):
-        if flags.get(name):
-            report.find("tenant_wrong", subject, seen)
+    if flags.mismatch:
+        report.find("tenant_wrong", subject, "its limit is above what KAI grants")
+    if flags.tampered:
+        report.find("tenant_wrong", subject, "somebody wrote into its cache file; the limit holds")
 
 
 def scan(report: Report, mount: Path) -> None:
@@ -117,7 +77,7 @@ def scan(report: Report, mount: Path) -> None:
 def _alone(report: Report, subject: str, cache: Cache) -> None:
     container = Container("", "", cache.pod_uid, cache.container, injected=True, running=True)
     found = enforcement.judge(container, PodView("", ""), cache, None)
-    _verdict(report, subject, found.state, found.reason, {"tampered": found.tampered})
+    _verdict(report, subject, found.state, found.reason, Flags(tampered=found.tampered))
 
 
 def label(report: Report, node: str, text: str | None) -> None:

@@ -15,8 +15,10 @@ from isolator.errors import UsageError
 
 @dataclass(frozen=True)
 class Options:
-    """The command line. `pid` None: the container this runs in; `mount` None: found out; `patience` in seconds,
-    None: the scope's own."""
+    """The command line. `pid` None: the container this runs in; `mount` None: found out.
+
+    `patience` in seconds, None: the scope's own.
+    """
 
     pid: int | None = None
     mount: Path | None = None
@@ -82,7 +84,7 @@ def examine(scope: Scope, options: Options) -> Report:
         from isolator.doctor import node
 
         return node.examine(options.mount, options.monitor, options.label, patience)
-    if any(name.startswith("ISOLATOR_WEBHOOK_") for name in os.environ):
+    if any(name.startswith(names.ENV_PREFIX_WEBHOOK) for name in os.environ):
         raise UsageError("a pod of the webhook sees no node and no tenant: run `isolator doctor cluster`")
     report = Report("machine", os.uname().nodename)
     report.check("tenant, node or cluster configuration here")

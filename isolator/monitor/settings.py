@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from isolator import names, settings
 from isolator.errors import UsageError
 
-PREFIX: Final = "ISOLATOR_MONITOR_"
+PREFIX: Final = names.ENV_PREFIX_MONITOR
 
 
 class Settings(settings.Common):

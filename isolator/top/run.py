@@ -16,8 +16,9 @@ from typing import Final, NoReturn
 from rich.console import Console
 from rich.live import Live
 
+from isolator.monitor.client import NothingReachableError
 from isolator.monitor.document import Document, dump
-from isolator.top.source import NothingReachableError, Source
+from isolator.top.source import Source
 from isolator.top.table import draw
 
 INTERVAL_S: Final = 2.0

@@ -13,7 +13,7 @@ from isolator.errors import UsageError
 from isolator.webhook import certs
 from isolator.webhook.rule import SANDBOX_CLASSES, Rule
 
-PREFIX: Final = "ISOLATOR_WEBHOOK_"
+PREFIX: Final = names.ENV_PREFIX_WEBHOOK
 SHORTEST: Final = 60
 """Seconds that a certificate lives at least: keeper and API server need some of them."""
 DEFAULT_SECRET: Final = f"{names.RELEASE}-webhook-tls"

@@ -198,8 +198,8 @@ def test_a_missing_or_foreign_folder_is_no_node_of_ours(tmp_path: Path) -> None:
 
 
 def _tenant(**more: object) -> dict[str, object]:
-    plain = {"namespace": "team", "pod": "train", "container": "main", "state": "enforced", "reason": ""}
-    return {**plain, "flags": {}, **more}
+    plain = {"namespace": "team", "pod": "train", "uid": "1", "container": "main", "state": "enforced"}
+    return {**plain, **more}
 
 
 DOCUMENTS: dict[str, tuple[str, dict[str, Any], list[dict[str, object]], str]] = {
@@ -252,7 +252,8 @@ def test_what_the_monitor_sees_is_judged(
 ) -> None:
     """Tenants, label, NVML and the API server, as the monitor's document tells them."""
     fault, changes, tenants, expect = DOCUMENTS[name]
-    plain = {"nvml_up": True, "pod_watch_up": True, "named": True, "memory_label": {"text": "15360"}}
+    plain = {"name": "node", "time": 1.0, "version": "1.2.0", "memory_label": {"text": "15360"}}
+    plain |= {"nvml_up": True, "pod_watch_up": True, "named": True}
     monitor[1].update(schema=1, node={**plain, "skipped": {"no_pod": 3}, **changes}, tenants=tenants)
     report = node.examine(place.mount, monitor[0], None, 20)
     _said(report.exit_status, report.document(), expect)

@@ -23,8 +23,7 @@ import pytest
 import status_node as node
 
 from isolator.errors import UsageError
-from isolator.monitor import document
-from isolator.top import source
+from isolator.monitor import client, document
 
 TOP = [sys.executable, "-m", "isolator.cli", "top"]
 NOWHERE = "http://127.0.0.1:1"
@@ -111,15 +110,15 @@ def test_an_answer_that_is_no_document_is_one_line(body: bytes) -> None:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(source.NothingReachableError, match=r"^[^\n]*not a status document[^\n]*$"):
-            source.ask(f"http://127.0.0.1:{server.server_address[1]}", direct=True)
+        with pytest.raises(client.NothingReachableError, match=r"^[^\n]*not a status document[^\n]*$"):
+            client.ask(f"http://127.0.0.1:{server.server_address[1]}", direct=True)
         server.shutdown()
 
 
 def test_a_monitor_without_the_document_is_named(monitor: str) -> None:
     """404 of an older monitor, or of a wrong path."""
-    with pytest.raises(source.NothingReachableError, match="answers 404: it may be older"):
-        source.ask(f"{monitor}/x", direct=True)
+    with pytest.raises(client.NothingReachableError, match="answers 404: it may be older"):
+        client.ask(f"{monitor}/x", direct=True)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +134,9 @@ def test_a_monitor_without_the_document_is_named(monitor: str) -> None:
 )
 def test_monitor_is_looked_for_where_it_listens(listen: str | None, url: str) -> None:
     """A socket on every address is reached by the loopback one."""
-    assert source.monitor_url({} if listen is None else {"ISOLATOR_MONITOR_LISTEN": listen}) == url
+    assert client.monitor_url({} if listen is None else {"ISOLATOR_MONITOR_LISTEN": listen}) == url
     with pytest.raises(UsageError, match="ISOLATOR_MONITOR_LISTEN"):
-        source.monitor_url({"ISOLATOR_MONITOR_LISTEN": "nonsense"})
+        client.monitor_url({"ISOLATOR_MONITOR_LISTEN": "nonsense"})
 
 
 @pytest.mark.parametrize("words", [(), ("--interval", "0.2"), ("--json",)])

@@ -87,6 +87,8 @@ def _skew(report: Report, facts: Facts) -> None:
         if not digits:
             return
         minors.append(int(digits))
+    if not report.checks:
+        return  # where nothing of the cluster could be looked at, this is no health
     report.check("kubectl")
     if abs(minors[0] - minors[1]) > 1:
         report.find("kubectl_skew", "kubectl", f"it is 1.{minors[0]}, the API server 1.{minors[1]}")

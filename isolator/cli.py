@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from isolator import __version__
+from isolator import __version__, output
 from isolator.doctor import Scope
 from isolator.errors import IsolatorError
 
@@ -56,7 +56,8 @@ def libpath(
     """Print the path of libvgpu.so."""
     from isolator.libpath import library
 
-    print(library(arch))
+    with output.printing():
+        print(library(arch))
 
 
 @app.command()
@@ -124,7 +125,8 @@ def doctor(
 
     options = Options(pid, mount, monitor, label, kubeconfig, context, namespace, pod, patience)
     report = examine(scope, options)
-    print(report.json() if json else "\n".join(report.lines()))
+    with output.printing():
+        print(report.json() if json else "\n".join(report.lines()))
     raise typer.Exit(report.exit_status)
 
 
@@ -139,12 +141,13 @@ def libsync(context: typer.Context) -> None:
 
 def _fail(message: object, status: int) -> NoReturn:
     if str(message):  # help shown in place of a missing verb carries none
-        print(f"isolator: {message}", file=sys.stderr)
+        print(f"isolator: {output.plain(str(message))}", file=sys.stderr)
     sys.exit(status)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; an error is one line on standard error and an exit status."""
+    output.prepare()
     try:
         status = app(arguments, standalone_mode=False)
     except IsolatorError as error:

@@ -75,12 +75,13 @@ class Report:
 
     def check(self, what: str) -> None:
         """Notes that `what` was looked at, whatever came out."""
+        what = plain(what)
         if what not in self.checks:
             self.checks.append(what)
 
     def skip(self, what: str, why: object) -> None:
         """Notes that `what` could not be looked at."""
-        entry = (what, plain(why))
+        entry = (plain(what), plain(why))
         if entry not in self.unchecked:
             self.unchecked.append(entry)
 

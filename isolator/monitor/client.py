@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from isolator import names
 from isolator.address import split_address
@@ -17,6 +19,13 @@ from isolator.monitor.document import Document
 
 TIMEOUT_S: Final = 5.0
 _MOST: Final = 32 << 20
+
+
+class _Here(urllib.request.HTTPRedirectHandler):
+    """What answers here is asked, and not what it names in its place."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
 
 
 class NothingReachableError(UnavailableError):
@@ -47,7 +56,8 @@ def status_url(url: str, option: str = "--url") -> str:
         port = parts.port
     except ValueError as error:
         raise UsageError(f"{option} {url!r}: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+    known = parts.scheme in ("http", "https") and parts.hostname and port != 0 and parts.username is None
+    if not known or not all("!" <= mark <= "~" for mark in url):
         raise UsageError(f"{option} {url!r} is no address: write http://HOST:{names.MONITOR_PORT}")
     path = parts.path.rstrip("/")
     return parts._replace(
@@ -58,28 +68,48 @@ def status_url(url: str, option: str = "--url") -> str:
 def ask(url: str, *, direct: bool = False, timeout: float = TIMEOUT_S) -> Document:
     """The document of the monitor at `url`; `direct` leaves the environment's proxies out.
 
-    `timeout` in seconds of silence. Raises NothingReachableError with one line where there is none.
+    `timeout` in seconds, for the whole answer. Raises NothingReachableError with one line without one.
     """
-    handlers = [urllib.request.ProxyHandler({})] if direct else []
-    asked = urllib.request.Request(status_url(url), headers={"Accept": "application/json"})
+    address = status_url(url)
+    got: list[Document | Exception] = []
+    # A thread: a name server and an answer that comes byte by byte know no time.
+    asking = threading.Thread(target=_into, args=(got, address, direct, timeout), daemon=True)
+    asking.start()
+    asking.join(timeout)
+    found = got[0] if got else TimeoutError(f"no whole answer within {timeout:g} s")
+    if isinstance(found, Document):
+        return found
+    if isinstance(found, ContractError):
+        raise NothingReachableError(f"{address}: {found}") from found
+    raise NothingReachableError(f"no monitor answers at {url}: {words(found)}") from found
+
+
+def _into(got: list[Document | Exception], address: str, direct: bool, timeout: float) -> None:
+    try:
+        got.append(_fetch(address, direct, timeout))
+    except Exception as error:  # raised again by the one who waits
+        got.append(error)
+
+
+def _fetch(address: str, direct: bool, timeout: float) -> Document:
+    """Raises ContractError for what is no document; OSError, ValueError or HTTPException for no answer."""
+    handlers = [_Here(), *([urllib.request.ProxyHandler({})] if direct else [])]
+    asked = urllib.request.Request(address, headers={"Accept": "application/json"})
     try:
         with urllib.request.build_opener(*handlers).open(asked, timeout=timeout) as answer:
             text = answer.read(_MOST + 1)
     except urllib.error.HTTPError as error:
         error.close()
         old = ": it may be older than 1.2" if error.code == 404 else ""
-        raise NothingReachableError(f"{asked.full_url} answers {error.code}{old}") from error
-    except (OSError, ValueError) as error:
-        why = getattr(error, "reason", None) or error
-        raise NothingReachableError(f"no monitor answers at {url}: {words(why)}") from error
+        raise ContractError(f"it answers {error.code}{old}") from error
     if len(text) > _MOST:
-        raise NothingReachableError(f"{asked.full_url} answers more than {_MOST >> 20} MiB")
-    try:
-        return document.load(text)
-    except ContractError as error:
-        raise NothingReachableError(f"{asked.full_url}: {error}") from error
+        raise ContractError(f"it answers more than {_MOST >> 20} MiB")
+    return document.load(text)
 
 
 def words(error: object) -> str:
     """What an error says, without its number."""
+    error = getattr(error, "reason", None) or error
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+        return "what answers does not speak HTTP"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

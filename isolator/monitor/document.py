@@ -5,14 +5,20 @@ Bytes, seconds and seconds since the epoch; what is not known is None (null), ne
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from isolator.errors import ContractError
 
 SCHEMA: Final = 1
+_MOST: Final = 1 << 64
+_LAST_TIME: Final = 253_402_300_799.0
+"""The end of the year 9999: no calendar goes further."""
+_LONGEST: Final = 200
 
 
 @dataclass(frozen=True)
@@ -160,13 +166,50 @@ def dump(document: Document, indent: int | None = None) -> bytes:
 def load(text: bytes) -> Document:
     """The document of such JSON; keys that this version does not know are left out.
 
-    Raises ContractError with one line for anything else.
+    Raises ContractError with one line for anything else, numbers that cannot be among it.
     """
     try:
         found: Document = _adapter().validate_json(text)
     except ValueError as error:
-        first = str(getattr(error, "errors", list)()[:1] or error)[:200]
-        raise ContractError(f"not a status document: {first}") from error
+        raise ContractError(_of_other_schema(text) or f"not a status document: {_first(error)}") from error
     if found.schema != SCHEMA:
-        raise ContractError(f"a status document of schema {found.schema}; this version reads {SCHEMA}")
+        raise ContractError(_other(found.schema))
+    if not 0 <= found.node.time <= _LAST_TIME:
+        raise ContractError("not a status document: node.time is no time")
+    if not all(-_MOST < number < _MOST for number in _numbers(found)):
+        raise ContractError("not a status document: it holds a number that cannot be")
     return found
+
+
+def _other(schema: int) -> str:
+    return f"not a status document that this version reads: of schema {schema}, and not {SCHEMA}"
+
+
+def _of_other_schema(text: bytes) -> str | None:
+    """What to say of a document whose parts are others because its schema is."""
+    try:
+        schema = json.loads(text)["schema"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return _other(schema) if type(schema) is int and schema != SCHEMA and abs(schema) < _MOST else None
+
+
+def _first(error: ValueError) -> str:
+    """Where the first mistake is and what it is; no text of the answer itself."""
+    for each in getattr(error, "errors", list)():
+        place = ".".join(str(part) for part in each["loc"] if str(part).isprintable())
+        return f"{place}: {each['msg']}".removeprefix(": ")[:_LONGEST]
+    return type(error).__name__
+
+
+def _numbers(value: object) -> Iterator[float]:
+    if isinstance(value, int | float):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for each in vars(value).values():
+            yield from _numbers(each)
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, Mapping):
+        yield from _numbers(tuple(value.values()))

@@ -33,7 +33,7 @@ from isolator.monitor.model import (
 )
 from isolator.monitor.readings import joined, nvml_up, up
 from isolator.monitor.view import CLOCK_SLACK_S, UUID_LABEL_LENGTH, View
-from isolator.monitor.words import plain
+from isolator.output import plain
 from isolator.region import Region
 from isolator.region_model import Device as RegionDevice
 

@@ -13,6 +13,8 @@ from isolator.monitor.model import State
 MIB: Final = 1 << 20
 NEAR: Final = 0.95
 """Share of its limit from which a tenant is near it, as in the alert of docs/metrics.md."""
+LIBRARY_OLD_S: Final = 600.0
+"""Age at which libsync's last look at the library is old; it looks every 30 s unless told otherwise."""
 UNKNOWN: Final = "-"
 _FLAGS: Final = (
     ("mismatch", "limit above KAI's grant"),
@@ -46,11 +48,6 @@ def percent(part: float | None) -> str:
         return UNKNOWN
     whole = int(part * 100) if part < 1 else round(part * 100)
     return f"{whole} %"
-
-
-def plain(text: str) -> str:
-    """One line of printable characters: a tenant's or the cluster's text must not steer a terminal."""
-    return "".join(mark if mark.isprintable() else "\ufffd" for mark in text)
 
 
 def share(used: int | None, limit: int | None) -> float | None:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -16,6 +15,7 @@ from typing import Final, NoReturn
 from rich.console import Console
 from rich.live import Live
 
+from isolator import output
 from isolator.monitor.client import NothingReachableError
 from isolator.monitor.document import Document, dump
 from isolator.top.source import Source
@@ -41,19 +41,6 @@ def _console() -> Console:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
-
-
-@contextlib.contextmanager
-def _closed_quietly() -> Iterator[None]:
-    """`| head` that has seen enough, and Ctrl-C, are ends like any other."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The interpreter writes out what is left when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        pass
 
 
 def _print(console: Console, shown: Document) -> None:
@@ -98,10 +85,10 @@ def run(once: bool, json: bool, interval: float | None, url: str | None, mount: 
     Raises NothingReachableError and UsageError with one line.
     """
     source = Source(url, mount)
-    with _closed_quietly():
+    with contextlib.suppress(KeyboardInterrupt), output.printing():
         shown = source.read()
         if json:
-            sys.stdout.write(dump(shown, indent=2).decode())
+            sys.stdout.write(output.ascii_json(dump(shown, indent=2).decode()))
             return 0
         console = _console()
         if once or (interval is None and not sys.stdout.isatty()):

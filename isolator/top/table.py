@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from isolator.monitor.document import Device, Document, Node
-from isolator.monitor.words import NEAR, UNKNOWN, Row, clock, percent, plain, rows, share, size
+from isolator.monitor.words import NEAR, UNKNOWN, Row, clock, percent, rows, share, size
+from isolator.output import plain
 
 _BAR = 12
 _GAP = 2

@@ -12,6 +12,7 @@ from isolator.doctor.cluster_facts import MONITOR, Facts, Json, at, labels, list
 from isolator.doctor.cluster_pods import sharing
 from isolator.doctor.report import Report
 from isolator.monitor import grants
+from isolator.monitor.words import size
 
 _PRELOAD: Final = re.compile(r"object '([^']+)' from /etc/ld\.so\.preload cannot be preloaded ?(\([^)]*\))?")
 _REFUSED: Final = re.compile(r"CUDA is refused")
@@ -75,7 +76,7 @@ def _grant(report: Report, facts: Facts, pod: Json, value: int) -> None:
     annotations = {key: str(text) for key, text in (at(pod, "metadata", "annotations") or {}).items()}
     grant = grants.expected(annotations, labels(node).get(names.NODE_LABEL_GPU_MEMORY))
     if grant.basis is grants.Basis.KNOWN and grant.limit is not None and grants.exceeds(grant, value):
-        seen = f"{pod_limit.mib(value)}, and its annotations and the label give {pod_limit.mib(grant.limit)}"
+        seen = f"{size(value)}, and its annotations and the label give {size(grant.limit)}"
         report.find("limit_raised", title(pod), seen)
 
 

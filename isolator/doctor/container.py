@@ -13,13 +13,8 @@ from isolator.doctor.inside import PROC, Inside, environment_of
 
 _HOST_PIDS = 0xEFFFFFFC
 """Inode of the kernel's first PID namespace."""
-NO = ("", "0", "no", "false", "off", "none")
-"""Words that switch a variable off; the library's own list."""
-
-
-def is_true(value: str | None) -> bool:
-    """Whether a switch is on, as the library reads it."""
-    return value is not None and value.lower() not in NO
+_NO = ("", "0", "no", "false", "off", "none")
+"""Words with which ISOLATOR_ENFORCE enforces nothing; the library's own list."""
 
 
 def listed(text: str) -> list[str]:
@@ -81,8 +76,8 @@ class Carried:
     @property
     def required(self) -> bool:
         """Whether a missing limit refuses CUDA."""
-        enforce = (self.environment or {}).get(names.ENV_ENFORCE)
-        return self.limit_mount or self.containers_mount or is_true(enforce)
+        enforce = (self.environment or {}).get(names.ENV_ENFORCE, "")
+        return self.limit_mount or self.containers_mount or enforce.lower() not in _NO
 
     @property
     def carries(self) -> bool:

@@ -129,7 +129,7 @@ class Inside:
     @cached_property
     def mounts(self) -> list[Mount]:
         """Its mounts, the last of one point on top. Raises OSError."""
-        text = (self.place / "mountinfo").read_bytes().decode("utf-8", "replace")
+        text = read_file(self.place / "mountinfo", 16 << 20).decode("utf-8", "replace")
         return parse_mounts(text)
 
     def mount_at(self, point: str) -> Mount | None:
@@ -194,7 +194,7 @@ def read_file(path: Path, most: int = _READ) -> bytes:
 
 def environment_of(place: Path) -> dict[str, str]:
     """The variables of the process of folder `place`, below /proc."""
-    raw = (place / "environ").read_bytes()[: 1 << 20].decode("utf-8", "replace")
+    raw = read_file(place / "environ", 1 << 20).decode("utf-8", "replace")
     pairs = (entry.partition("=") for entry in raw.split("\0") if "=" in entry)
     found: dict[str, str] = {}
     for name, _, value in pairs:

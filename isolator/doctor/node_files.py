@@ -17,9 +17,8 @@ from isolator.doctor.report import Report
 from isolator.errors import ContractError
 from isolator.libsync import elf, files, install
 from isolator.libsync import status as libsync
+from isolator.monitor.words import LIBRARY_OLD_S
 
-STALE = 300.0
-"""Seconds after which a report is old: libsync looks every 30 s unless told otherwise."""
 _MAPS = "import sys; sys.stdout.write(open('/proc/self/maps').read())"
 _OURS = (names.LIBSYNC_STATUS, names.VERSIONS_DIRECTORY, names.CONTAINERS_DIRECTORY, names.LIBRARY_FILE)
 
@@ -69,7 +68,7 @@ def installer(report: Report, path: Path) -> dict[str, Any]:
         report.find("libsync_not_ready", shown, str(found.get("problem") or "it names no cause"))
     verified = found.get("verified_at")
     age = time.time() - verified if isinstance(verified, int | float) else None
-    if found.get("ready") and (age is None or age > STALE):
+    if found.get("ready") and (age is None or age > LIBRARY_OLD_S):
         seen = "it never looked" if age is None else f"the last look was {age / 60:.0f} minutes ago"
         report.find("libsync_stale", shown, seen)
     return found

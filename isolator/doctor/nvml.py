@@ -12,25 +12,14 @@ from isolator.monitor.nvml import Nvml
 _STEP = 0.005
 
 
-class _Words(logging.Handler):
-    """Keeps what the monitor's reader would log: here the report says it."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.said = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said = self.said or record.getMessage().rpartition(" s: ")[2]
-
-
 def ask(patience: float) -> NvmlView:
     """What NVML says within `patience` seconds; its thread is left behind where it hangs.
 
     Raises UnavailableError with the reason.
     """
-    words, log = _Words(), logging.getLogger("isolator.monitor.nvml")
-    log.addHandler(words)
-    log.propagate = False
+    log = logging.getLogger(Nvml.__module__)
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # what it would log, the report says
     nvml = Nvml(interval=3600.0)
     nvml.start()
     until = time.monotonic() + patience
@@ -39,11 +28,10 @@ def ask(patience: float) -> NvmlView:
             view = nvml.view()
             if view.up:
                 return view
-            if words.said:
-                raise UnavailableError(words.said)
+            if nvml.problem:
+                raise UnavailableError(nvml.problem)
             time.sleep(_STEP)
         raise UnavailableError(f"NVML does not answer within {patience:g} s")
     finally:
         nvml.stop(0.0)
-        log.removeHandler(words)
-        log.propagate = True
+        log.setLevel(level)

@@ -17,6 +17,7 @@ from isolator.doctor import (
 from isolator.doctor.container import Carried
 from isolator.doctor.inside import Inside
 from isolator.doctor.report import Report
+from isolator.webhook import advice
 
 _KAIS = (names.ENV_MEMORY_LIMIT, names.ENV_GPU_PORTION, names.ENV_NUM_OF_GPUS)
 
@@ -64,7 +65,7 @@ def _is_there(report: Report, carried: Carried) -> bool:
         return True
     variables = carried.environment or {}
     name = carried.inside.name
-    if container.is_true(variables.get(names.ENV_DISABLE_CONTROL)):
+    if advice.is_true(variables.get(names.ENV_DISABLE_CONTROL, "")):
         seen = (
             f"{names.ENV_DISABLE_CONTROL}={variables[names.ENV_DISABLE_CONTROL]}: the webhook left it alone"
         )

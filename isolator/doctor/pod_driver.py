@@ -8,9 +8,10 @@ import re
 from pathlib import PurePosixPath
 
 from isolator.doctor.container import Carried
-from isolator.doctor.pod_limit import Limit, mib, parse
+from isolator.doctor.pod_limit import Limit, parse
 from isolator.doctor.report import Report
 from isolator.libsync.elf import MACHINES
+from isolator.monitor.words import size
 
 DRIVER = "libcuda.so.1"
 PINNED = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -132,5 +133,5 @@ def pinned(report: Report, carried: Carried, limit: Limit) -> None:
         error, found = parse(value.encode())
         own = limit.of(int(device) if device.strip().isdigit() else 0)
         if not error and own and found < own:
-            seen = f"{PINNED} says {mib(found)} for device {device}, and the limit is {mib(own)}"
+            seen = f"{PINNED} says {size(found)} for device {device}, and the limit is {size(own)}"
             report.find("driver_limit_active", f"${PINNED}", seen, what=PINNED)

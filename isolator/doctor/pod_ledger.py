@@ -10,13 +10,14 @@ from isolator import names
 from isolator.doctor import nvml, program
 from isolator.doctor.container import Carried
 from isolator.doctor.inside import PROC, environment_of
-from isolator.doctor.pod_limit import MIB, Limit, mib, of_environment
+from isolator.doctor.pod_limit import Limit, of_environment
 from isolator.doctor.report import Report
 from isolator.errors import UnavailableError
 from isolator.monitor.model import NvmlDevice
+from isolator.monitor.words import MIB, size
 from isolator.region import Device, Region
 
-SLACK = 64 << 20
+SLACK = 64 * MIB
 """Bytes that the driver's figure may run ahead: a process between a call and its charge."""
 _WHAT = "ledger against NVML"
 _DRIVERS = "the driver's own limit (NvFractions, MPS), or correct the node's label nvidia.com/gpu.memory"
@@ -62,7 +63,7 @@ def _compare(report: Report, card: NvmlDevice, pids: set[int], charged: int) -> 
     held = sum(process.used or 0 for process in own)
     if held > charged + SLACK:
         shown = ", ".join(str(process.pid) for process in own[:8])
-        seen = f"NVML counts {mib(held)} of PID {shown}, and {mib(charged)} are charged"
+        seen = f"NVML counts {size(held)} of PID {shown}, and {size(charged)} are charged"
         report.find("ledger_below_nvml", card.uuid, seen)
     return bool(own)
 
@@ -70,9 +71,9 @@ def _compare(report: Report, card: NvmlDevice, pids: set[int], charged: int) -> 
 def _lower(report: Report, carried: Carried, device: Device, own: int, total: int | None) -> None:
     """A recorded limit below ours: the library takes the lower of ours, a program's, and the card's total."""
     subject = f"device {device.index}"
-    seen = f"{mib(device.limit)} hold in place of {mib(own)}"
+    seen = f"{size(device.limit)} hold in place of {size(own)}"
     if total is not None and total + MIB < own:
-        seen += f": NVML shows {mib(total)} in all"
+        seen += f": NVML shows {size(total)} in all"
     elif total is None and not _lowered(carried, device):
         seen += ": the driver shows no more, or a program lowered it after its start (inferred)"
     else:

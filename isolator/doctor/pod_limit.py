@@ -10,16 +10,11 @@ from isolator import names
 from isolator._core import ffi, lib
 from isolator.doctor.container import Carried
 from isolator.doctor.report import Report
+from isolator.monitor.words import size
 
-MIB = 1 << 20
 _INDEXED = re.compile(re.escape(names.ENV_MEMORY_LIMIT) + r"(?:_(\d{1,2}))?")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ZERO = re.compile(r"\s*[0.]*0[0.]*\s*[kmgt]?i?b?\s*", re.IGNORECASE)
-
-
-def mib(value: int) -> str:
-    """Bytes for people."""
-    return f"{value / MIB:.0f} MiB"
 
 
 def parse(raw: bytes) -> tuple[int, int]:
@@ -108,7 +103,7 @@ def _variables(report: Report, carried: Carried, found: Limit) -> None:
     lowest = min(found.variables.items(), key=lambda item: item[1], default=None)
     if found.file and lowest and lowest[1] < found.file:
         name = names.ENV_MEMORY_LIMIT if lowest[0] < 0 else f"{names.ENV_MEMORY_LIMIT}_{lowest[0]}"
-        seen = f"{mib(lowest[1])} in place of the file's {mib(found.file)}"
+        seen = f"{size(lowest[1])} in place of the file's {size(found.file)}"
         report.find("limit_below_file", f"${name}", seen, variable=name)
 
 

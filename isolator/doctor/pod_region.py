@@ -12,15 +12,15 @@ from pathlib import Path, PurePosixPath
 from isolator import names, region
 from isolator._core import lib
 from isolator.doctor.container import Carried
-from isolator.doctor.pod_limit import Limit, mib
+from isolator.doctor.pod_limit import Limit
 from isolator.doctor.report import Report
 from isolator.monitor import enforcement
 from isolator.monitor.model import Cache, Container, PodView
+from isolator.monitor.words import NEAR, size
 from isolator.region import Device, Region, RegionError, Why
 
 RECENT = 300.0
 """Seconds in which a refusal counts as today's trouble."""
-NEAR = 0.95
 _FALLBACK = "/dev/shm/cudevshr.cache"
 _LEFT = frozenset({Why.EMPTY, Why.UNFINISHED})
 """What the library makes anew, or brings up to date."""
@@ -148,7 +148,7 @@ def judge(report: Report, path: str, found: Region, limit: Limit, now: float | N
     for device in found.devices:
         own = limit.of(device.index)
         if own and device.limit > own and not verdict.tampered:
-            seen = f"{mib(device.limit)} hold, and {mib(own)} are set"
+            seen = f"{size(device.limit)} hold, and {size(own)} are set"
             report.find("limit_mismatch", f"device {device.index}", seen)
         _pressure(report, device, time.time() if now is None else now)
 
@@ -169,14 +169,17 @@ def _pressure(report: Report, device: Device, now: float) -> None:
         return
     share = device.used / device.limit
     subject = f"device {device.index}"
-    seen = f"{mib(device.used)} of {mib(device.limit)} used ({share:.0%})"
+    seen = f"{size(device.used)} of {size(device.limit)} used ({share:.0%})"
     if device.refused:
         age = now - device.refused_last if device.refused_last else None
         when = f", the last {age:.0f} s ago" if age is not None else ""
-        seen += f"; {device.refused} refused{when}, of {mib(device.refused_bytes)}"
+        seen += f"; {device.refused} refused{when}, of {size(device.refused_bytes)}"
         if age is not None and age <= RECENT:
             report.find(
-                "over_limit", subject, seen, largest=f"context {mib(device.context)}, data {mib(device.data)}"
+                "over_limit",
+                subject,
+                seen,
+                largest=f"context {size(device.context)}, data {size(device.data)}",
             )
             return
     if share >= NEAR or device.refused:

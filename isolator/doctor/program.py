@@ -90,7 +90,7 @@ def _named(path: str) -> str:
 def look(pid: int, proc: Path = PROC) -> Running:
     """Raises OSError where the process is gone or may not be looked at."""
     place = proc / str(pid)
-    text = (place / "maps").read_bytes()[: 4 << 20].decode("utf-8", "replace")
+    text = read_file(place / "maps", 4 << 20).decode("utf-8", "replace")
     mapped = dict.fromkeys(line[line.index("/") :] for line in text.splitlines() if "/" in line)
     try:
         program = parse(read_file(place / "exe", _HEADER))

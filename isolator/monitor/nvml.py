@@ -40,6 +40,8 @@ class Nvml(Worker):
         self._view = NvmlView(up=False, time=0.0)
         self._asked = 0.0
         self._said = ""
+        self.problem = ""
+        """Why NVML gave no answer to the last question; empty where it did, or where none came yet."""
         self._failed: set[str] = set()
 
     def view(self) -> NvmlView:
@@ -64,7 +66,7 @@ class Nvml(Worker):
                     ready = True
                 devices = self._devices(nvml)
                 self._view = NvmlView(up=True, time=time.time(), devices=devices)
-                self._asked = time.monotonic()
+                self._asked, self.problem = time.monotonic(), ""
                 self._answered(len(devices))
             except Exception as error:  # absent library, driver or card: the monitor goes on without
                 self._view = dataclasses.replace(self._view, up=False)
@@ -92,7 +94,7 @@ class Nvml(Worker):
         said = f"{type(error).__name__}: {error}"
         if said != self._said:
             log.warning("no NVML, host series are left out, tried again every %.0f s: %s", self._retry, said)
-        self._said = said
+        self._said = self.problem = said
 
     def _try(self, what: str, ask: Callable[[], Any]) -> Any:
         """One figure, None where NVML does not give it; a new kind of failure is said once."""

@@ -33,12 +33,11 @@ from isolator.monitor.model import (
 )
 from isolator.monitor.readings import joined, nvml_up, up
 from isolator.monitor.view import CLOCK_SLACK_S, UUID_LABEL_LENGTH, View
+from isolator.monitor.words import LIBRARY_OLD_S
 from isolator.output import plain
 from isolator.region import Region
 from isolator.region_model import Device as RegionDevice
 
-_OLD_LIBRARY_S: Final = 600.0
-"""libsync looks every 30 s unless told otherwise."""
 _NAMED: Final = 3
 """Tenants that a problem names; the others are counted."""
 _LONGEST: Final = 300
@@ -269,7 +268,7 @@ def _of_library(snapshot: Snapshot) -> Iterator[str]:
         yield "libsync has reported nothing on this node: is its pod running here?"
     elif not library.ready:
         yield f"the library is not ready on this node: {library.problem or 'libsync names no cause'}"
-    elif library.verified_at is not None and snapshot.time - library.verified_at > _OLD_LIBRARY_S:
+    elif library.verified_at is not None and snapshot.time - library.verified_at > LIBRARY_OLD_S:
         minutes = int((snapshot.time - library.verified_at) / 60)
         yield f"libsync has not looked at the library for {minutes} minutes: is its pod running here?"
 

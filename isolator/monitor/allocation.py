@@ -6,11 +6,10 @@ counts as 0, as HAMi counts a container that asked for no cores.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from isolator.monitor.readings import Read, joined
+from isolator.monitor.readings import Read, allocated, shared
 from isolator.monitor.view import ZONE, DeviceRow, Labels, View
 
 LABELS: Final = ("node", "namespace", "pod", "container_index", "device_uuid")
@@ -31,27 +30,16 @@ def cores(labels: str) -> Read:
 
 def cores_allocated(labels: str) -> Read:
     """Sum of the SM limits on each device, in percent."""
-
-    def read(view: View) -> Iterator[tuple[Labels, float]]:
-        sums: Counter[str] = Counter()
-        for row in view.devices:
-            sums[row.own["device_uuid"]] += _sm_limit(row)
-        for host in view.hosts if joined(view) else ():
-            yield getattr(host, labels), sums[host.hami["device_uuid"]]
-
-    return read
+    return lambda view: shared(view, ((r.own["device_uuid"], _sm_limit(r)) for r in view.devices), labels)
 
 
 def share_allocated(labels: str) -> Read:
     """Sum of the limits on each device over its memory; above 1 where that was given out twice."""
 
     def read(view: View) -> Iterator[tuple[Labels, float]]:
-        sums: Counter[str] = Counter()
-        for row in view.devices:
-            sums[row.own["device_uuid"]] += row.device.limit
-        for host in view.hosts if joined(view) else ():
+        for host, (names, limits) in zip(view.hosts, allocated(labels)(view), strict=False):
             if host.device.memory_total:
-                yield getattr(host, labels), sums[host.hami["device_uuid"]] / host.device.memory_total
+                yield names, limits / host.device.memory_total
 
     return read
 

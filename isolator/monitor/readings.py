@@ -89,15 +89,16 @@ def host(field: str, labels: str = "hami") -> Read:
 
 def allocated(labels: str = "hami") -> Read:
     """Sum of the limits on each device of the node."""
-    return lambda view: _shared(view, ((r.own["device_uuid"], r.device.limit) for r in view.devices), labels)
+    return lambda view: shared(view, ((r.own["device_uuid"], r.device.limit) for r in view.devices), labels)
 
 
 def sharing(labels: str = "hami") -> Read:
     """Number of containers on each device of the node."""
-    return lambda view: _shared(view, ((r.own["device_uuid"], 1) for r in view.devices), labels)
+    return lambda view: shared(view, ((r.own["device_uuid"], 1) for r in view.devices), labels)
 
 
-def _shared(view: View, parts: Iterable[tuple[str, int]], labels: str = "hami") -> Points:
+def shared(view: View, parts: Iterable[tuple[str, int]], labels: str = "hami") -> Points:
+    """Sums by device, of parts (UUID, figure), for each device of the node."""
     sums: Counter[str] = Counter()
     for uuid, part in parts:
         sums[uuid] += part

@@ -79,7 +79,8 @@ def test_another_interposer_works_in_either_order(
 def test_a_profiler_that_stands_in_for_the_driver_works(
     sim_env: SimEnv, libvgpu: Path, sim_dir: Path, build: Build, tmp_path: Path, way: str, reach: str
 ) -> None:
-    """A tool whose library is opened in the driver's place sees the calls, and the limit holds behind it."""
+    """A tool whose library is opened in the driver's place sees the calls, and the limit holds behind it, for
+    what the tool takes itself too."""
     launcher = build("profiler", "-shared", "-fPIC", "-DLAUNCHER", name="launcher.so")
     linked_to = ["-Wl,-Bsymbolic", "-Wl,--no-as-needed", str(sim_dir / "libcuda.so.1")]
     stand_in = build("profiler", "-shared", "-fPIC", *linked_to, name="profiler.so")
@@ -87,8 +88,11 @@ def test_a_profiler_that_stands_in_for_the_driver_works(
     more = {"PROFILER": str(stand_in), "PROFILER_WAY": way, "PROFILER_MARK": str(mark)}
     env = sim_env(preload=True, limit="1g", **more)
     alone = _run(build("reach"), sim_env(preload=True, limit="1g"), reach)
-    assert _run(build("reach"), env | {"LD_PRELOAD": f"{launcher}:{libvgpu}"}, reach) == alone
+    env |= {"LD_PRELOAD": f"{launcher}:{libvgpu}"}
+    assert _run(build("reach"), env, reach) == alone
     assert mark.exists()
+    own = 256 << 20
+    assert int(_run(build("reach"), env | {"PROFILER_OWN": str(own)}, reach)) == int(alone) - own
 
 
 @pytest.mark.parametrize("preload", [False, True])

@@ -1,6 +1,6 @@
 /* A profiler that stands in for the driver, as NVIDIA's do: built with -DLAUNCHER it is preloaded and
  * answers dlopen of the driver with the other build, which wraps two functions and finds the driver's
- * in the way that PROFILER_WAY names. */
+ * in the way that PROFILER_WAY names. PROFILER_OWN: bytes that it takes for itself. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -33,6 +33,10 @@ static void *original(const char *name) {
 }
 
 int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
+    static unsigned long long own;
+    if (!own && getenv("PROFILER_OWN"))
+        ((alloc_function *)original("cuMemAlloc_v2"))(&own,
+                                                      strtoull(getenv("PROFILER_OWN"), NULL, 10));
     if (getenv("PROFILER_MARK"))
         close(open(getenv("PROFILER_MARK"), O_CREAT | O_WRONLY, 0600));
     return ((alloc_function *)original("cuMemAlloc_v2"))(pointer, bytes);

@@ -26,6 +26,8 @@ FORMATS = (
     "text/plain;version=0.0.4",
     "text/plain;version=1.0.0;escaping=allow-utf-8",
     "text/plain;version=1.0.0;escaping=underscores",
+    "text/plain;version=1.0.0;escaping=dots",
+    "application/openmetrics-text;version=1.0.0;escaping=values",
     "application/openmetrics-text",
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8",
     # As Prometheus 3 asks.

@@ -67,7 +67,6 @@ _SLOT_LOCK = _EXT + _at("ext", "slot_lock")
 
 _HEAD = struct.Struct("<iII")
 _I32 = struct.Struct("<i")
-_U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _MEMORY = struct.Struct("<5Q")
 _ARRAY = struct.Struct(f"<{_DEVICES}Q")

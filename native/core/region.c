@@ -297,7 +297,6 @@ int vgpu_core_map(struct vgpu_core *core, int fd) {
     return madvise(at, VGPU_REGION_SIZE, MADV_DONTFORK) ? -errno : 0;
 }
 
-/* Under the lock: makes or brings up to date, and maps. */
 /* A container that starts again with a library of another layout finds the region of its last run: it makes
  * its own, unless somebody holds a lock of that one, wherever that layout has them. -EAGAIN or -EPROTO. */
 static int discard(const char *path, int fd) {
@@ -311,6 +310,7 @@ static int discard(const char *path, int fd) {
     return rc ? rc : -EAGAIN;
 }
 
+/* Under the lock: makes or brings up to date, and maps. */
 static int prepare(struct vgpu_core *core, int fd, uint64_t instance) {
     struct stat st;
     int blank = !fstat(fd, &st) && st.st_size == 0;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import FastAPI, Header, Query, Response
 from fastapi.responses import PlainTextResponse
@@ -13,16 +13,18 @@ from isolator.monitor.exposition import Exposition
 from isolator.monitor.page import Status, headers
 from isolator.monitor.shared import SharedScan
 
+_READ: Final = ["GET", "HEAD"]
+
 
 def _status(app: FastAPI, scan: SharedScan) -> None:
     """The node's status document, as JSON and as a page."""
     status = Status(scan)
 
-    @app.get(names.STATUS_PATH)
+    @app.api_route(names.STATUS_PATH, methods=_READ)
     def document() -> Response:
         return Response(status.json(), media_type="application/json", headers={"Cache-Control": "no-store"})
 
-    @app.get("/")
+    @app.api_route("/", methods=_READ)
     def page(refresh: Annotated[int | None, Query(ge=1, le=3600)] = None) -> Response:
         more = {} if refresh is None else {"Refresh": str(refresh)}
         return Response(status.page(), media_type="text/html", headers=headers() | more)
@@ -39,16 +41,16 @@ def create_app(registry: CollectorRegistry, scan: SharedScan | None = None) -> F
     exposition = Exposition(registry)
 
     # Not async: the scan reads files, and one thread of the pool may wait for it while probes are answered.
-    @app.get(names.METRICS_PATH)
+    @app.api_route(names.METRICS_PATH, methods=_READ)
     def metrics(accept: Annotated[str, Header()] = "") -> Response:
         text, content_type = exposition.answer(accept)
         return Response(text, headers={"Content-Type": content_type})
 
-    @app.get(names.HEALTH_PATH)
+    @app.api_route(names.HEALTH_PATH, methods=_READ)
     async def health() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
-    @app.get(names.READY_PATH)
+    @app.api_route(names.READY_PATH, methods=_READ)
     async def ready() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 

@@ -97,6 +97,14 @@ def test_probes_are_answered_while_a_scan_runs(client: httpx.Client, registry: C
         scrape.join(20)
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
+def test_head_answers_without_a_body(client: httpx.Client, path: str) -> None:
+    """As `curl -I` and some uptime checks ask."""
+    asked, told = client.get(path), client.head(path)
+    assert (told.status_code, told.content) == (200, b"")
+    assert told.headers["content-length"] == str(len(asked.content))
+
+
 @pytest.mark.parametrize(("method", "path", "status"), [("POST", "/metrics", 405), ("GET", "/docs", 404)])
 def test_nothing_else_is_served(client: httpx.Client, method: str, path: str, status: int) -> None:
     """No documentation pages, no other methods."""

@@ -16,6 +16,11 @@ NEAR: Final = 0.95
 LIBRARY_OLD_S: Final = 600.0
 """Age at which libsync's last look at the library is old; it looks every 30 s unless told otherwise."""
 UNKNOWN: Final = "-"
+_TONES: Final[dict[str, str]] = {
+    State.ENFORCED: "good",
+    State.IDLE: "dim",
+    **dict.fromkeys((State.UNCAPPED, State.REFUSED, State.UNREADABLE), "bad"),
+}
 _FLAGS: Final = (
     ("mismatch", "limit above KAI's grant"),
     ("tampered", "tampered"),
@@ -91,11 +96,12 @@ class Row:
         return f"{device.refused} ({age(self.now - device.refused_last)} ago)"
 
     @property
-    def grave(self) -> bool:
-        """Whether its state or a flag asks for somebody's attention."""
+    def tone(self) -> str:
+        """How its state is shown: `bad` asks for somebody's attention, else `good`, `note` or `dim`."""
         flags = self.tenant.flags
-        wrong = bool(flags.mismatch or flags.tampered or flags.bypass)
-        return wrong or self.tenant.state in (State.UNCAPPED, State.REFUSED, State.UNREADABLE)
+        if flags.mismatch or flags.tampered or flags.bypass:
+            return "bad"
+        return _TONES.get(self.tenant.state, "note")
 
     @property
     def state(self) -> str:

@@ -21,7 +21,7 @@ _NAME = 0.35
 """Part of the width that a tenant's name may take from other columns; _STATE: characters of its state."""
 _STATE = 20
 _SHORTEST = 10
-_COLOURS = {"enforced": "green", "unsettled": "yellow", "idle": "dim"}
+_STYLES = {"good": "green", "note": "yellow", "dim": "dim", "bad": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def _bar(part: float | None) -> RenderableType:
 
 
 def _state(row: Row) -> Text:
-    colour = "bold red" if row.grave else _COLOURS.get(row.tenant.state, "yellow")
-    text = Text.assemble((plain(row.state), colour))
+    text = Text.assemble((plain(row.state), _STYLES[row.tone]))
     if row.reason:
         text.append(f"  {plain(row.reason)}", "dim")
     return text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import PACKAGE
 
-from isolator.doctor import container, pod_driver, program
+from isolator.doctor import container, pod, pod_driver, program
 from isolator.doctor.inside import Identity, Inside, parse_mounts
 from isolator.doctor.pod_limit import Limit, parse
 from isolator.doctor.report import Report
@@ -115,6 +115,18 @@ def test_the_preload_file_is_split_as_the_loader_does() -> None:
     """Blanks, colons, lines and comments."""
     assert container.listed("# no\n/a/b.so:/c.so\t/d.so # x\n\n") == ["/a/b.so", "/c.so", "/d.so"]
     assert container.ours(["/a/libvgpu.so.1", "/b/libvgpu.so"]) == "/b/libvgpu.so"
+
+
+@pytest.mark.parametrize(
+    ("word", "cause"),
+    [("TRUE", "control_disabled"), ("0", "not_injected"), ("maybe", "not_injected")],
+)
+def test_an_opt_out_is_one_that_the_webhook_takes(inside: Inside, word: str, cause: str) -> None:
+    """Any other word does not keep the webhook away: then it is told that nothing was injected."""
+    carried = _carried(inside, CUDA_DISABLE_CONTROL=word, GPU_PORTION="0.5")
+    report = Report("pod", "")
+    assert not pod._is_there(report, carried)
+    assert [finding.cause.id for finding in report.findings] == [cause]
 
 
 def test_a_driver_where_the_loader_does_not_look_is_named(inside: Inside) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
@@ -17,11 +16,10 @@ from isolator.doctor.cluster_facts import (
     labels,
     listed,
     name,
-    some,
-    space,
     statuses,
     title,
 )
+from isolator.doctor.cluster_groups import Groups
 from isolator.doctor.cluster_kai import recent
 from isolator.doctor.report import Report
 from isolator.monitor import pods as monitored
@@ -43,27 +41,6 @@ _OF_EVENT: Final = {
     "GPUMemoryLimitMismatch": "tenant_wrong",
     "GPUMemoryTampered": "tenant_wrong",
 }
-
-
-class Groups:
-    """Pods by cause and what was seen: a fault of many pods is one finding."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str], list[str]] = defaultdict(list)
-        self._fields: dict[tuple[str, str], dict[str, str]] = {}
-
-    def add(self, cause: str, pod: Json, seen: str) -> None:
-        """Notes a pod; the first of a group fills in the fix."""
-        node = str(at(pod, "spec", "nodeName") or "")
-        self._found[cause, seen].append(title(pod))
-        fields = {"namespace": space(pod), "pod": name(pod), "node": node or "?", "name": "nvidia"}
-        self._fields.setdefault((cause, seen), fields)
-
-    def tell(self, report: Report) -> None:
-        """One finding a group."""
-        for key, which in self._found.items():
-            many = f"{len(which)} pods: " if len(which) > 1 else ""
-            report.find(key[0], many + some(which), key[1], **self._fields[key])
 
 
 def judge(report: Report, facts: Facts) -> None:
@@ -114,18 +91,25 @@ def _injected(groups: Groups, facts: Facts, pod: Json, view: PodView) -> None:
     mount = _mount_of(pod)
     if any(each.fraction and each.injected for each in view.containers):
         if mount is not None and mount != facts.mount:
-            groups.add("mount_differs", pod, f"made with {mount}, and libsync keeps {facts.mount}")
+            groups.add(
+                "mount_differs", pod, title(pod), f"made with {mount}, and libsync keeps {facts.mount}"
+            )
         return
     own = fraction.opted_out(view.annotations, view.labels)
     status = view.annotations.get(names.ANNOTATION_STATUS, "")
     if own or status.startswith(f"{names.STATUS_SKIPPED}opt-out"):
-        groups.add("opted_out", pod, own or status)
+        groups.add("opted_out", pod, title(pod), own or status)
     elif _left_out(facts, view.namespace):
-        groups.add("opted_out", pod, f"its namespace has {names.LABEL_WEBHOOK}={names.LABEL_WEBHOOK_IGNORE}")
+        groups.add(
+            "opted_out",
+            pod,
+            title(pod),
+            f"its namespace has {names.LABEL_WEBHOOK}={names.LABEL_WEBHOOK_IGNORE}",
+        )
     elif status == f"{names.STATUS_SKIPPED}nvfractions":
         return  # NVIDIA's own enforcement holds it
     else:
-        groups.add("pods_unlimited", pod, status or "the webhook never saw it")
+        groups.add("pods_unlimited", pod, title(pod), status or "the webhook never saw it")
 
 
 def _left_out(facts: Facts, place: str) -> bool:
@@ -155,19 +139,21 @@ def _waits(groups: Groups, facts: Facts, pod: Json) -> None:
     text = "\n".join(told)
     driver, handler = _DRIVER.search(text), _HANDLER.search(text)
     if driver:
-        groups.add("driver_insufficient", pod, driver[0])
+        groups.add("driver_insufficient", pod, title(pod), driver[0])
     if handler:
-        groups.add("runtime_class_missing", pod, f"the node's runtime has no handler {handler[1]}")
+        groups.add(
+            "runtime_class_missing", pod, title(pod), f"the node's runtime has no handler {handler[1]}"
+        )
     if at(pod, "status", "phase") != "Pending":
         return
     library, missing = _LIBRARY.search(text), _MAP.search(text)
     if library:
         where = str(at(pod, "spec", "nodeName"))
-        groups.add("pods_no_library", pod, f"{library[1]} is not on node {where}")
+        groups.add("pods_no_library", pod, title(pod), f"{library[1]} is not on node {where}")
     elif _KEY.search(text):
-        groups.add("pods_no_limit", pod, f"KAI's ConfigMap has no {names.ENV_MEMORY_LIMIT}")
+        groups.add("pods_no_limit", pod, title(pod), f"KAI's ConfigMap has no {names.ENV_MEMORY_LIMIT}")
     elif missing:
-        groups.add("pods_no_configmap", pod, f"ConfigMap {missing[1]} is not there")
+        groups.add("pods_no_configmap", pod, title(pod), f"ConfigMap {missing[1]} is not there")
     elif not at(pod, "spec", "nodeName"):
         _unplaced(groups, pod, told)
 
@@ -175,9 +161,9 @@ def _waits(groups: Groups, facts: Facts, pod: Json) -> None:
 def _unplaced(groups: Groups, pod: Json, told: list[str]) -> None:
     memory = [text for text in told if _MEMORY.search(text)]
     if memory:
-        groups.add("pods_no_memory", pod, memory[0])
+        groups.add("pods_no_memory", pod, title(pod), memory[0])
     elif condition(pod, "PodScheduled").get("status") == "False":
-        groups.add("pods_waiting", pod, told[-1] if told else "the scheduler gives no reason")
+        groups.add("pods_waiting", pod, title(pod), told[-1] if told else "the scheduler gives no reason")
 
 
 # ---- namespaces and Events -----------------------------------------------------------------------------

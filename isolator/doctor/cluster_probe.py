@@ -122,11 +122,12 @@ def tail(said: str) -> str:
 
 
 def _unanswered(report: Report, facts: Facts, said: str) -> None:
-    subject, why = names.WEBHOOK_NAME, tail(said)
+    why = tail(said)
+    cause = "webhook_unreachable"
     if "x509" in said or "tls:" in said or "certificate" in said:
         of_leaf = any(word in said for word in ("expired", "not yet valid", "is valid for", "not valid for"))
-        report.find("webhook_certificate" if of_leaf else "webhook_bundle", subject, why)
+        cause = "webhook_certificate" if of_leaf else "webhook_bundle"
     elif any(word in said for word in ("no endpoints", "not found", "connection refused")):
-        report.find("webhook_down", subject, why, namespace=facts.namespace)
-    else:
-        report.find("webhook_unreachable", subject, why)
+        cause = "webhook_down"
+    if not any(finding.cause.id == cause for finding in report.findings):
+        report.find(cause, names.WEBHOOK_NAME, why, namespace=facts.namespace)

@@ -21,6 +21,7 @@ from isolator.doctor.cluster_facts import (
     space,
     statuses,
 )
+from isolator.doctor.cluster_groups import Groups
 from isolator.doctor.report import Report
 
 _IMAGE: Final = ("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName")
@@ -37,9 +38,11 @@ def judge(report: Report, facts: Facts) -> None:
             continue
         report.check(component if component == WEBHOOK else f"{component} DaemonSet")
         _created(report, facts, workload)
+        groups = Groups()
         for pod in facts.pods_of(component):
             if not ready(pod):
-                _pod(report, facts, component, pod)
+                _pod(report, groups, facts, component, pod)
+        groups.tell(report)
     if facts.daemonsets is not None and facts.namespace and facts.workload(LIBSYNC) is None:
         report.find("workload_refused", facts.namespace, "there is no DaemonSet of libsync")
     _path(report, facts)
@@ -97,57 +100,56 @@ def _not_created(report: Report, workload: Json, said: str) -> None:
 # ---- do they run ---------------------------------------------------------------------------------------
 
 
-def _pod(report: Report, facts: Facts, component: str, pod: Json) -> None:
-    subject = f"{name(pod)}{' on ' + str(at(pod, 'spec', 'nodeName')) if at(pod, 'spec', 'nodeName') else ''}"
+def _pod(report: Report, groups: Groups, facts: Facts, component: str, pod: Json) -> None:
+    node = at(pod, "spec", "nodeName")
+    subject = f"{name(pod)} on {node}" if node else name(pod)
     waiting = [at(each, "state", "waiting") for each in statuses(pod) if at(each, "state", "waiting")]
     images = [each for each in waiting if each.get("reason") in _IMAGE]
-    fields = {"namespace": space(pod), "pod": name(pod)}
     told = facts.told.get(name(pod))
     if images:
-        said = str(images[0].get("message") or images[0].get("reason"))
-        report.find("image_pull", subject, said)
+        groups.add("image_pull", pod, subject, str(images[0].get("message") or images[0].get("reason")))
     elif told and told != "ok":
-        _told(report, component, subject, told, fields)
+        cause = _told(component, told)
+        if cause:
+            groups.add(cause, pod, subject, told)
+        else:
+            report.skip(subject, f"not ready: {told}")
     elif waiting and waiting[0].get("reason") not in _STARTING:
         ended = [at(each, "lastState", "terminated") or {} for each in statuses(pod)]
         code = next((each.get("exitCode") for each in ended if each.get("exitCode") is not None), None)
         seen = f"{waiting[0].get('reason')}{'' if code is None else f', its last exit status was {code}'}"
-        report.find("workload_failing", subject, seen, **fields)
+        groups.add("workload_failing", pod, subject, seen)
     elif condition(pod, "PodScheduled").get("status") == "False":
         said = str(condition(pod, "PodScheduled").get("message"))
-        report.find("workload_failing", subject, f"no node takes it: {said}", **fields)
+        groups.add("workload_failing", pod, subject, f"no node takes it: {said}")
     else:
-        _starting(report, facts, component, pod, subject)
+        _starting(report, groups, facts, pod, subject)
 
 
-def _starting(report: Report, facts: Facts, component: str, pod: Json, subject: str) -> None:
-    said = latest(facts, "FailedMount", "Pod", name(pod)) or latest(facts, "Failed", "Pod", name(pod))
-    said = said or latest(facts, "FailedCreatePodSandBox", "Pod", name(pod))
-    if component == LIBSYNC and _READ_ONLY.search(said):
-        report.find("mount_readonly", subject, said)
+def _starting(report: Report, groups: Groups, facts: Facts, pod: Json, subject: str) -> None:
+    reasons = ("FailedMount", "Failed", "FailedCreatePodSandBox")
+    said = next((each for each in (latest(facts, r, "Pod", name(pod)) for r in reasons) if each), "")
+    if _READ_ONLY.search(said):
+        groups.add("mount_readonly", pod, subject, said)
     elif said:
-        fields = {"namespace": space(pod), "pod": name(pod)}
-        report.find("workload_failing", subject, said, **fields)
+        groups.add("workload_failing", pod, subject, said)
     else:
-        away = [node for node in facts.nodes or () if not ready(node)]
-        gone = at(pod, "spec", "nodeName") in {name(node) for node in away}
+        away = {name(node) for node in facts.nodes or () if not ready(node)}
+        gone = at(pod, "spec", "nodeName") in away
         report.skip(subject, "its node is not Ready" if gone else "it is starting")
 
 
-def _told(report: Report, component: str, subject: str, told: str, fields: dict[str, str]) -> None:
+def _told(component: str, told: str) -> str | None:
+    """The cause behind a pod's own word on why it is not ready."""
+    if component == WEBHOOK:
+        return "webhook_bundle" if "caBundle" in told or "certificate" in told else None
     if component != LIBSYNC:
-        if component == WEBHOOK and ("caBundle" in told or "certificate" in told):
-            report.find("webhook_bundle", subject, told)
-        else:
-            report.skip(subject, f"not ready: {told}")
-    elif _READ_ONLY.search(told):
-        report.find("mount_readonly", subject, told)
-    elif "noexec" in told:
-        report.find("mount_noexec", subject, told)
-    elif "preload file" in told and "both come from" in told:
-        report.find("mount_differs", subject, told)
-    else:
-        report.find("libsync_not_ready", subject, told)
+        return None
+    if _READ_ONLY.search(told):
+        return "mount_readonly"
+    if "noexec" in told:
+        return "mount_noexec"
+    return "mount_differs" if "preload file" in told and "both come from" in told else "libsync_not_ready"
 
 
 # ---- do they fit together ------------------------------------------------------------------------------

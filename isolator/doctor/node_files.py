@@ -57,7 +57,7 @@ def installer(report: Report, path: Path) -> dict[str, Any]:
     """Judges libsync's report and answers it, empty without one. Raises OSError."""
     report.check(names.LIBSYNC_STATUS)
     with files.folder(path) as opened:
-        found = libsync.read(opened)
+        found = _told(opened)
     shown = str(path / names.LIBSYNC_STATUS)
     if not found:
         there = (path / names.LIBSYNC_STATUS).exists()
@@ -74,6 +74,16 @@ def installer(report: Report, path: Path) -> dict[str, Any]:
     return found
 
 
+def _told(folder: int) -> dict[str, Any]:
+    """libsync's report in the open folder; empty where something else is in its place. Raises PermissionError."""
+    try:
+        return libsync.read(folder)
+    except PermissionError:
+        raise
+    except (OSError, RecursionError):
+        return {}
+
+
 def library(report: Report, path: Path, told: dict[str, Any]) -> bool:
     """Judges <mount>/libvgpu.so; whether it is sound. Raises OSError."""
     report.check("library")
@@ -83,9 +93,9 @@ def library(report: Report, path: Path, told: dict[str, Any]) -> bool:
     except FileNotFoundError:
         report.find("node_library_missing", str(place), "nothing is there", library=place)
         return False
-    except (IsADirectoryError, OSError) as error:
-        if isinstance(error, PermissionError):
-            raise
+    except PermissionError:
+        raise
+    except OSError:
         report.find("node_library_missing", str(place), "it is no file", library=place)
         return False
     machine = os.uname().machine
@@ -141,6 +151,11 @@ def preload(report: Report, path: Path) -> None:
         found = inside.read_file(place).split()
     except FileNotFoundError:
         report.find("node_preload_wrong", str(place), "there is none")
+        return
+    except PermissionError:
+        raise
+    except OSError as error:
+        report.find("node_preload_wrong", str(place), f"it cannot be read: {error.strerror}")
         return
     if found != expected:
         shown = b" ".join(found).decode("utf-8", "replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from isolator import names
@@ -26,12 +27,21 @@ def examine(pid: int | None = None, mount: Path | None = None, patience: float =
     """Looks at the container of process `pid` for `patience` seconds; None: found out."""
     inside = Inside(_own_or_beside(mount) if pid is None else pid)
     report = Report("pod", inside.name)
-    if not inside.place.exists():
+    if not _has_ended(inside):
+        bounded.run(report, {"container": lambda part: _all(part, inside, mount, patience)}, patience)
+    if not report.findings and _has_ended(inside):
         report.check("process")
-        report.find("no_such_process", inside.name, f"no {inside.place}")
-        return report.done()
-    bounded.run(report, {"container": lambda part: _all(part, inside, mount, patience)}, patience)
+        report.find("no_such_process", inside.name, f"no {inside.place}, or it has ended")
     return report.done()
+
+
+def _has_ended(inside: Inside) -> bool:
+    """Whether it is gone, or only waits to be reaped: then it has no root any more."""
+    try:
+        os.readlink(inside.place / "root")
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | ProcessLookupError)
+    return False
 
 
 def _own_or_beside(mount: Path | None) -> int | None:

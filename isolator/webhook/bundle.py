@@ -137,20 +137,20 @@ def bundle_patch(configuration: Mapping[str, Any], pem: bytes, now: dt.datetime)
     """The JSON patch that lets each webhook of `configuration` trust the CAs in `pem`; empty where all do.
 
     CAs that are there already stay until they end (certs.joined): another replica may serve a pair of theirs.
-    Each `add` is guarded by a `test` of the name at that index, because entries may move meanwhile.
+    A `test` of the resourceVersion guards them: a patch that an API server takes late must neither take back
+    what another replica has added since nor meet entries that have moved.
     """
     operations: list[dict[str, Any]] = []
+    version = (configuration.get("metadata") or {}).get("resourceVersion")
     for index, entry in enumerate(configuration.get("webhooks") or []):
         found = _bundle_of(entry)
         wanted = certs.joined(pem, found, now)
         if wanted != found:
-            path = f"/webhooks/{index}"
             value = base64.b64encode(wanted).decode()
-            operations += [
-                {"op": "test", "path": f"{path}/name", "value": entry.get("name")},
-                {"op": "add", "path": f"{path}/clientConfig/caBundle", "value": value},
-            ]
-    return operations
+            path = f"/webhooks/{index}/clientConfig/caBundle"
+            operations.append({"op": "add", "path": path, "value": value})
+    same = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
+    return [same, *operations] if operations else []
 
 
 def _bundle_of(entry: Mapping[str, Any]) -> bytes:

@@ -6,13 +6,14 @@ ca.key (key of the newest CA), all PEM.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -35,6 +36,11 @@ class Lives:
 
 
 LIVES: Final = Lives()
+_ODD: Final = (
+    *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+"""What the library raises for a certificate or key that was spoilt, or that it does not know."""
 
 CERTIFICATE, KEY, CA, CA_KEY = DATA = ("tls.crt", "tls.key", "ca.crt", "ca.key")
 
@@ -85,16 +91,12 @@ def _builder(
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        **dict.fromkeys((*never, "encipher_only", "decipher_only"), False),
     )
 
 
@@ -139,11 +141,7 @@ def due(certificate: x509.Certificate, life: dt.timedelta) -> dt.datetime:
 
 def bundle(*pems: bytes) -> bytes:
     """The CA certificates in `pems`, each once, in order, without comments. Raises ValueError without one."""
-    found: dict[bytes, None] = {}
-    for pem in pems:
-        for certificate in x509.load_pem_x509_certificates(pem):
-            found[certificate.public_bytes(serialization.Encoding.PEM)] = None
-    return b"".join(found)
+    return b"".join(dict.fromkeys(one for pem in pems for one in _pems(_parse(pem))))
 
 
 def split(pem: bytes) -> list[bytes]:
@@ -157,17 +155,24 @@ def joined(own: bytes, others: bytes, now: dt.datetime) -> bytes:
 
     `others` may be anything; ValueError where `own` is no PEM.
     """
-    mine, known = split(bundle(own)), split(others)
-    valid = (one for one in _certificates(others) if now < one.not_valid_after_utc)
-    kept = [pem for pem in _pems(valid) if pem not in mine]
-    if set(known) == {*mine, *kept} and len(kept) <= OLD_CAS:
+    mine, known = split(bundle(own)), _certificates(others)
+    valid = _pems(one for one in known if now < one.not_valid_after_utc)
+    kept = [pem for pem in valid if pem not in mine]
+    if set(_pems(known)) == {*mine, *kept} and len(kept) <= OLD_CAS:
         return others
     return b"".join((*mine, *kept[:OLD_CAS]))
 
 
+def is_successor(pem: bytes, now: dt.datetime, age: dt.timedelta) -> bool:
+    """Whether the first CA in `pem` has others behind it and was made here at most `age` ago, or by a clock
+    that is ahead by as much."""
+    first, *others = _parse(pem)
+    return bool(others) and abs(now - first.not_valid_before_utc - BACKDATED) < age
+
+
 def expiry(pem: bytes) -> dt.datetime:
     """When the first certificate in `pem` ends. Raises ValueError."""
-    return x509.load_pem_x509_certificates(pem)[0].not_valid_after_utc
+    return _parse(pem)[0].not_valid_after_utc
 
 
 def _dns_names(certificate: x509.Certificate) -> set[str]:
@@ -181,10 +186,10 @@ def _dns_names(certificate: x509.Certificate) -> set[str]:
 def leaf_fault(pem: bytes, hosts: Iterable[str], now: dt.datetime) -> str | None:
     """What a client would dislike in the serving certificate, in a few words; None where it is fine."""
     try:
-        leaf = x509.load_pem_x509_certificates(pem)[0]
-    except ValueError:
-        return "is not a PEM certificate"
-    made_for = _dns_names(leaf)
+        leaf = _parse(pem)[0]
+        made_for = _dns_names(leaf)
+    except _ODD:
+        return "is not a PEM certificate, or is damaged"
     missing = sorted(host for host in hosts if not {host, f"*.{host.partition('.')[2]}"} & made_for)
     if missing:
         return f"is not made for {missing[0]}"
@@ -197,45 +202,51 @@ def leaf_fault(pem: bytes, hosts: Iterable[str], now: dt.datetime) -> str | None
 
 def _load(certificate: bytes, key: bytes) -> Pair | None:
     """The pair in two PEM texts, where they belong together and are of the kind made here."""
-    try:
-        first = x509.load_pem_x509_certificates(certificate)[0]
-        private = serialization.load_pem_private_key(key, None)
-    except (ValueError, TypeError):
-        return None
-    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != first.public_key():
-        return None
-    return Pair(first, private)
+    with contextlib.suppress(*_ODD):
+        first, private = _parse(certificate)[0], serialization.load_pem_private_key(key, None)
+        if isinstance(private, ec.EllipticCurvePrivateKey) and private.public_key() == first.public_key():
+            return Pair(first, private)
+    return None
 
 
 def _usable_ca(stored: Mapping[str, bytes], now: dt.datetime) -> Pair | None:
     ca = _load(stored.get(CA, b""), stored.get(CA_KEY, b""))
     if ca is None or not ca.certificate.not_valid_before_utc <= now < ca.certificate.not_valid_after_utc:
         return None
-    return ca if _may_sign(ca.certificate) else None
+    return ca if _may_sign(ca.certificate) and _signed_by(ca.certificate, ca.certificate) else None
 
 
 def _may_sign(certificate: x509.Certificate) -> bool:
-    try:
+    with contextlib.suppress(x509.ExtensionNotFound, *_ODD):
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (x509.ExtensionNotFound, ValueError):
-        return False
+    return False
+
+
+def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether it is of that CA and as that CA signed it."""
+    with contextlib.suppress(*_ODD):
+        certificate.verify_directly_issued_by(issuer)
+        return True
+    return False
+
+
+def _parse(pem: bytes) -> list[x509.Certificate]:
+    """One certificate at least. Raises ValueError."""
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except _ODD as error:
+        raise ValueError(str(error)) from error
 
 
 def _certificates(pem: bytes) -> list[x509.Certificate]:
     """Those in `pem`; none where it is something else."""
-    try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError:
-        return []
+    with contextlib.suppress(ValueError):
+        return _parse(pem)
+    return []
 
 
 def _pems(certificates: Iterable[x509.Certificate]) -> list[bytes]:
     return [one.public_bytes(serialization.Encoding.PEM) for one in certificates]
-
-
-def _trusted(pem: bytes, now: dt.datetime) -> list[bytes]:
-    """The CAs in `pem` that have not ended, whether or not their keys are there."""
-    return _pems(one for one in _certificates(pem) if _may_sign(one) and now < one.not_valid_after_utc)
 
 
 def due_first(stored: Mapping[str, bytes], lives: Lives = LIVES) -> dt.datetime:
@@ -254,22 +265,15 @@ def fault(
     if ca is None:
         return "has no usable CA"
     leaf = _load(stored.get(CERTIFICATE, b""), stored.get(KEY, b""))
-    if leaf is None:
+    if leaf is None or len(_certificates(stored[CERTIFICATE])) > 1:
         return "has no usable serving pair"
     wrong = leaf_fault(stored[CERTIFICATE], hosts, now)
     if wrong:
         return f"has a certificate that {wrong}"
-    for what, one, life in (
-        ("certificate", leaf.certificate, lives.leaf),
-        ("CA", ca.certificate, lives.ca),
-    ):
-        if now >= due(one, life):
+    for what, one, life in (("certificate", leaf, lives.leaf), ("CA", ca, lives.ca)):
+        if now >= due(one.certificate, life):
             return f"has a {what} that is due for renewal"
-    try:
-        leaf.certificate.verify_directly_issued_by(ca.certificate)
-    except (ValueError, TypeError, InvalidSignature):
-        return "has a certificate of another CA"
-    return None
+    return None if _signed_by(leaf.certificate, ca.certificate) else "has a certificate of another CA"
 
 
 def mend(
@@ -284,11 +288,11 @@ def mend(
     if ca is None or now >= due(ca.certificate, lives.ca):
         ca = issue_ca(now, lives.ca)
     leaf = issue_leaf(ca, hosts, now, lives.leaf)
-    own = ca.certificate_pem()
-    former = [pem for pem in _trusted(stored.get(CA, b""), now) if pem != own]
+    old = (one for one in _certificates(stored.get(CA, b"")) if one != ca.certificate)
+    former = _pems(one for one in old if _may_sign(one) and now < one.not_valid_after_utc)
     return {
         CERTIFICATE: leaf.certificate_pem(),
         KEY: leaf.key_pem(),
-        CA: bundle(own, *former[:OLD_CAS]),
+        CA: bundle(ca.certificate_pem(), *former[:OLD_CAS]),
         CA_KEY: ca.key_pem(),
     }

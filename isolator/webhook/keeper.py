@@ -30,6 +30,8 @@ FIRST_RETRY: Final = 0.5
 """Seconds after the first failure; doubled up to INTERVAL."""
 SPREAD: Final = 10.0
 """Seconds until every API server has seen a change of caBundle, with room: they watch it."""
+RECENT: Final = dt.timedelta(minutes=1)
+"""Age of a CA up to which another replica may have put it into caBundle only just now."""
 
 
 class Source(Protocol):
@@ -173,18 +175,26 @@ class Keeper(threading.Thread):
         change = writer.ensure(pem)
         if change is not Change.NONE:
             log.info("set caBundle")
+            if self._wanted != self._served:
+                self._trusted = frozenset()  # any of them may have been missing
         new = frozenset(certs.split(pem)) - self._trusted
-        if not new:
-            pass
-        elif change is Change.FIRST or (change is Change.NONE and not self._served):
+        if new and self._is_trusted_at_once(change, pem):
             self._spread_at = time.monotonic()
-        elif self._spread_at is None or change is Change.CHANGED:
+        elif new and (self._spread_at is None or change is not Change.NONE):
             self._spread_at = time.monotonic() + self._spread
             log.info("caBundle has a new CA: its certificate is served in %.0f s", self._spread)
         if self._spread_at is not None and time.monotonic() >= self._spread_at:
             self._trusted, self._spread_at = self._trusted | new, None
         if self._spread_at is None:
             self._health.bundle = None
+
+    def _is_trusted_at_once(self, change: Change, pem: bytes) -> bool:
+        """Where there is nothing better to serve: nobody was trusted before, or this replica has just started
+        and found the CAs in caBundle, unless they may have come there only now."""
+        if change is Change.FIRST:
+            return not self._served or self._served == self._wanted
+        recent = certs.is_successor(pem, dt.datetime.now(dt.UTC), RECENT)
+        return change is Change.NONE and not self._served and not recent
 
     def _has_ended(self) -> bool:
         return certs.expiry(self._served[certs.CERTIFICATE]) <= dt.datetime.now(dt.UTC)

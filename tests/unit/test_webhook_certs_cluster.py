@@ -167,6 +167,7 @@ def test_never_writes_into_an_entry_that_moved() -> None:
     def moved(name: str) -> None:
         api.before = lambda _name: None
         api.configuration = configuration("inserted.example", *NAMES)
+        api.configuration["metadata"]["resourceVersion"] = "7"
 
     api.before = moved
     pem = material()[certs.CA]

@@ -75,7 +75,7 @@ def installer(report: Report, path: Path) -> dict[str, Any]:
 
 
 def _told(folder: int) -> dict[str, Any]:
-    """libsync's report in the open folder; empty where another thing is in its place. Raises PermissionError."""
+    """libsync's report in the open folder; empty where another thing is there. Raises PermissionError."""
     try:
         return libsync.read(folder)
     except PermissionError:

@@ -76,20 +76,21 @@ class Status:
 
     def json(self) -> bytes:
         """The document as JSON."""
+        view = self._scan.view()  # outside the lock: those who wait for a scan share it
         with self._lock:
-            shown = self._now()
+            shown = self._of(view)
             self._json = self._json or document.dump(shown)
             return self._json
 
     def page(self) -> bytes:
         """The document as HTML, UTF-8."""
+        view = self._scan.view()
         with self._lock:
-            shown = self._now()
+            shown = self._of(view)
             self._page = self._page or render(shown).encode("utf-8", "replace")
             return self._page
 
-    def _now(self) -> Document:
-        view = self._scan.view()
+    def _of(self, view: View) -> Document:
         if self._document is None or view is not self._view:
             self._view, self._document = view, status.document(view)
             self._json = self._page = None

@@ -8,7 +8,10 @@ import html
 import os
 import re
 import struct
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from region_files import MIB, Spec
 
 from isolator.monitor import document, page, status, view
 from isolator.monitor.model import Snapshot
+from isolator.monitor.shared import SharedScan
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 VOID = {"meta", "br"}
@@ -166,6 +170,26 @@ def test_http_gives_page_and_json_of_one_scan_with_strict_headers(tmp_path: Path
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert told.headers["content-type"] == "application/json"
     assert document.load(told.content).tenants[0].pod == "train" and "train" in answer.text
+
+
+def test_those_who_wait_for_a_scan_share_it() -> None:
+    """A file system that answers late: a crowd that asks meanwhile costs one scan more."""
+    scans, begun, go = [0], threading.Event(), threading.Event()
+
+    def snapshot() -> Snapshot:
+        scans[0] += 1
+        begun.set()
+        assert go.wait(20)
+        return Snapshot("n", 1.7e9)
+
+    shown = page.Status(SharedScan(snapshot, interval=0.0))
+    with ThreadPoolExecutor(16) as crowd:
+        asked = [crowd.submit(shown.page if number % 2 else shown.json) for number in range(16)]
+        assert begun.wait(20)
+        time.sleep(0.2)  # the others come to wait; a late one makes a scan of its own
+        go.set()
+        assert all(each.result(20) for each in asked)
+    assert scans[0] < 8
 
 
 def test_a_broken_scan_is_a_page() -> None:

@@ -10,6 +10,7 @@ from isolator._core import lib
 from isolator.monitor import grants
 from isolator.monitor.grants import Basis, Grant
 from isolator.monitor.model import Cache, Container, PodView, Skip, State, Uncapped, Verdict
+from isolator.output import plain
 from isolator.region import Region
 
 _REASON: Final = 80
@@ -134,7 +135,7 @@ def judge(
         container=container.name,
         state=found,
         uncapped=uncapped,
-        reason=reason,
+        reason=plain(reason),  # some of it is the tenant's: Events, page and terminals show it
         expected_limit=grant.limit,
         mismatch=any(grants.exceeds(grant, limit) for limit in limits) if known else None,
         tampered=None if ours is None else _tampered(ours),

@@ -135,7 +135,7 @@ def _tenant(
         container=container,
         state=State(verdict.state).value,
         uncapped=None if verdict.uncapped is None else Uncapped(verdict.uncapped).value,
-        reason=plain(verdict.reason),
+        reason=verdict.reason,
         flags=Flags(verdict.mismatch, verdict.tampered, verdict.bypass, verdict.sm_unenforced),
         expected_limit=verdict.expected_limit,
         devices=() if region is None else tuple(_used(d, region.extended, now) for d in region.devices),

@@ -173,3 +173,11 @@ def test_altered_regions_are_told(region: Region | None, tampered: bool | None) 
     cache = _cache(region) if region is not None else None
 
     assert tampered is enforcement.judge(_container(), _pod(), cache, "15360").tampered
+
+
+def test_a_reason_is_one_printable_line() -> None:
+    """Who may change a pod's annotations writes the webhook's word too, and Events show it in a terminal."""
+    pod = _pod("skipped: \x1b[2J\r\nfine\u202e\u009b31m")
+    verdict = enforcement.judge(_container(injected=False), pod, None, "15360")
+    assert verdict.uncapped is Uncapped.SKIPPED
+    assert "fine" in verdict.reason and verdict.reason.isprintable()

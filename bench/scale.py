@@ -27,8 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / each) for each in ("unit", "cluster"))]
 
 import monitor  # noqa: E402
-from scaling import admissions, fleet, node, tenants  # noqa: E402
-from scaling.curves import Curve, drawn, of_json, table  # noqa: E402
+
+from bench.scaling import admissions, fleet, node, tenants  # noqa: E402
+from bench.scaling.curves import Curve, drawn, of_json, table  # noqa: E402
 
 PARTS = ("monitor", "webhook", "libsync", "library", "api", "model")
 
@@ -83,7 +84,7 @@ def measure(part: str, quick: bool) -> dict[str, Any]:
     """The part's entry of the file; prints what it has."""
     entry: dict[str, Any] = made_at()
     if part == "api":
-        from scaling import apiserver  # the tests' cluster is not needed for the others
+        from bench.scaling import apiserver  # the tests' cluster is not needed for the others
 
         entry["costs"] = apiserver.costs()
         print(json.dumps(entry["costs"], indent=1))

@@ -13,7 +13,7 @@ from typing import Any
 import child
 import webhook
 
-from scaling.curves import Curve
+from bench.scaling.curves import Curve
 
 RATES = (10, 50, 100, 200, 500)
 CONNECTIONS = 16

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from bench.scaling import kubelet
+from bench.scaling.podobjects import A_NODE, SPACE, pod, running
+from bench.scaling.server import Server, up
 from isolator import kube
 from isolator.monitor import podwatch
-from scaling import kubelet
-from scaling.podobjects import A_NODE, SPACE, pod, running
-from scaling.server import Server, up
 
 SIZES = (200, 1000, 2000)
 """Pods of the cluster at which a list is measured: one that costs more in a larger cluster would not hold."""

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.scaling.curves import Curve, figure
 from isolator.monitor import background, events, podwatch
 from isolator.serving import Connection
 from isolator.webhook import keeper
-from scaling.curves import Curve, figure
 
 
 @dataclass(frozen=True)

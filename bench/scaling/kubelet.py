@@ -10,7 +10,7 @@ from baseimages import BUSYBOX
 from harness import Cluster, wait_for
 from kaimodel import kai, us
 
-from scaling.podobjects import SPACE
+from bench.scaling.podobjects import SPACE
 
 PODS = 5
 KAIS = "train-abc1234-shared-gpu"

@@ -14,7 +14,7 @@ import child
 import libsync
 import monitor
 
-from scaling.curves import Curve, at
+from bench.scaling.curves import Curve, at
 
 CONTAINERS = (1, 10, 30, 110, 300, 1000)
 DEVICES = (1, 2, 4, 8)

@@ -13,8 +13,8 @@ import child
 from harness import Cluster, why_not
 from kubernetes.client.configuration import Configuration
 
+from bench.scaling.podobjects import SPACE
 from isolator import kube
-from scaling.podobjects import SPACE
 
 INDEX = int(os.environ.get("CLUSTER_INDEX", "4"))
 IDLE_S = 6

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import bench
-from scaling.curves import Curve
+from bench import bench
+from bench.scaling.curves import Curve
 
 NUMBERS = (1, 8, 32, 64)
 CALL = "pair_2m"

@@ -55,7 +55,7 @@ CLUSTER: Final[tuple[Cause, ...]] = (
         "there is no webhook configuration of ours",
         "install the chart again: helm upgrade --install kai-resource-isolator",
     ),
-    _row("webhook_down", 68, "no webhook answers", _PODS + "kai-webhook"),
+    _row("webhook_down", 68, "no webhook answers", "{action}"),
     _row(
         "webhook_bundle",
         69,

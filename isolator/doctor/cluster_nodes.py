@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from isolator import names
+from isolator.doctor import tenants
 from isolator.doctor.cluster_facts import (
     LIBSYNC,
     MONITOR,
@@ -19,8 +20,8 @@ from isolator.doctor.cluster_facts import (
     some,
 )
 from isolator.doctor.report import Report
-from isolator.monitor import grants
-from isolator.monitor.model import State, Uncapped
+from isolator.monitor.document import Flags
+from isolator.monitor.model import Uncapped
 
 
 def judge(report: Report, facts: Facts) -> None:
@@ -41,13 +42,9 @@ def _memory(report: Report, nodes: list[Json]) -> None:
     """The label that KAI computes the limit from."""
     wrong: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes:
-        text = labels(node).get(names.NODE_LABEL_GPU_MEMORY)
-        if not text:
-            wrong["label_missing", f"no {names.NODE_LABEL_GPU_MEMORY}"].append(name(node))
-        elif grants.card_mib(text) is None:
-            wrong["label_bytes", f"it says {text!r}, which is no number"].append(name(node))
-        elif grants.in_bytes(text):
-            wrong["label_bytes", f"it says {text}: bytes, and MiB are meant"].append(name(node))
+        found = tenants.label_fault(labels(node).get(names.NODE_LABEL_GPU_MEMORY))
+        if found:
+            wrong[found].append(name(node))
     for (cause, seen), which in wrong.items():
         report.find(cause, some(which), seen, node=min(which))
 
@@ -133,15 +130,7 @@ def _tenant(report: Report, tenant: Json, pods_known: bool) -> None:
     parts = (tenant.get("namespace"), tenant.get("pod") or tenant.get("uid"), tenant.get("container"))
     subject = "/".join(str(part) for part in parts if part)
     state, kind, reason = tenant.get("state"), tenant.get("uncapped"), str(tenant.get("reason") or "")
-    # The pods themselves tell these, with what to do.
-    told = pods_known and kind in (Uncapped.NOT_INJECTED, Uncapped.OPTED_OUT, Uncapped.SKIPPED)
-    if (state == State.UNCAPPED and not told) or at(tenant, "flags", "bypass"):
-        report.find("tenant_uncapped", subject, reason or "a process uses the GPU past the library")
-    if state == State.REFUSED:
-        report.find("cuda_refused", subject, reason)
-    if state == State.UNREADABLE:
-        report.find("tenant_wrong", subject, f"{state}: {reason}")
-    if at(tenant, "flags", "mismatch"):
-        report.find("tenant_wrong", subject, "its limit is above what KAI grants")
-    if at(tenant, "flags", "tampered"):
-        report.find("tenant_wrong", subject, "somebody wrote into its cache file; the limit holds")
+    if pods_known and kind in (Uncapped.NOT_INJECTED, Uncapped.OPTED_OUT, Uncapped.SKIPPED):
+        state = None  # the pods themselves tell these, with what to do
+    flags = Flags(**{each: at(tenant, "flags", each) for each in ("mismatch", "tampered", "bypass")})
+    tenants.verdict(report, subject, str(state), kind, reason, flags, refused="cuda_refused")

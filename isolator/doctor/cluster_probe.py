@@ -8,6 +8,7 @@ from typing import Any, Final
 from isolator import kube, names
 from isolator.doctor.cluster_calls import Client
 from isolator.doctor.cluster_facts import Admission, Facts, at, listed
+from isolator.doctor.cluster_webhook import look
 from isolator.doctor.report import Report
 
 WHAT: Final = "admission of a sharing pod"
@@ -99,7 +100,6 @@ def _limited(made: Any) -> bool:
 
 
 def _refused(report: Report, facts: Facts, where: str, said: str) -> None:
-    report.check(WHAT)
     calling, missing = _CALLING.search(said), _CLASS.search(said)
     if calling and calling[1] == names.WEBHOOK_NAME:
         _unanswered(report, facts, said)
@@ -114,6 +114,8 @@ def _refused(report: Report, facts: Facts, where: str, said: str) -> None:
         report.find("tenant_pod_security", where, "its Pod Security level refuses the quota's host folders")
     else:
         report.skip(WHAT, f"{where} refuses one ({said}): name another by --namespace")
+        return
+    report.check(WHAT)
 
 
 def tail(said: str) -> str:
@@ -130,4 +132,5 @@ def _unanswered(report: Report, facts: Facts, said: str) -> None:
     elif any(word in said for word in ("no endpoints", "not found", "connection refused")):
         cause = "webhook_down"
     if not any(finding.cause.id == cause for finding in report.findings):
-        report.find(cause, names.WEBHOOK_NAME, why, namespace=facts.namespace)
+        action = look(facts.namespace)
+        report.find(cause, names.WEBHOOK_NAME, why, namespace=facts.namespace, action=action)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from isolator import kube, names
 from isolator.doctor.cluster_facts import at, listed, statuses
+from isolator.monitor.document import SCHEMA
 
 
 def target(pod: Mapping[str, Any]) -> str:
@@ -46,8 +47,8 @@ def told(ask: Callable[[], str]) -> str:
 def document(ask: Callable[[], str]) -> Mapping[str, Any]:
     """A monitor's status document. Raises ValueError for anything else."""
     found = json.loads(ask())
-    if not isinstance(found, dict) or found.get("schema") != 1:
-        raise ValueError("its answer is no status document of schema 1")
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise ValueError(f"its answer is no status document of schema {SCHEMA}")
     return found
 
 

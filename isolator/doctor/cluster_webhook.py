@@ -16,6 +16,15 @@ _SOON: Final = timedelta(days=21)
 """As the warning of the alert rules (docs/metrics.md)."""
 
 
+INSTALL: Final = "install the chart again: helm upgrade --install kai-resource-isolator"
+
+
+def look(namespace: str | None) -> str:
+    """The command that shows what the webhook's pods wait for."""
+    selector = f"{names.COMPONENT_LABEL}={names.COMPONENT_WEBHOOK}"
+    return f"kubectl describe pods -n {namespace} -l {selector}"
+
+
 def judge(report: Report, facts: Facts) -> None:
     """Judges what the API server knows of the webhook."""
     if facts.mutating is None:
@@ -53,7 +62,7 @@ def _serves(report: Report, facts: Facts) -> None:
     workload = facts.workload(WEBHOOK)
     if workload is None:
         if facts.deployments is not None:
-            report.find("webhook_down", service, "there is no Deployment behind it", namespace=place)
+            report.find("webhook_down", service, "there is no Deployment behind it", action=INSTALL)
         return
     report.check("webhook")
     wanted = at(workload, "spec", "replicas")
@@ -61,12 +70,16 @@ def _serves(report: Report, facts: Facts) -> None:
     if not running:
         seen = "it is scaled to 0 replicas" if wanted == 0 else f"none of {wanted} replicas is ready"
         said = sorted({facts.told[name(p)] for p in facts.pods_of(WEBHOOK) if name(p) in facts.told})
+        scale = f"kubectl scale deployment {name(workload)} -n {place} --replicas=2"
         report.find(
-            "webhook_down", name(workload), f"{seen}{': ' if said else ''}{'; '.join(said)}", namespace=place
+            "webhook_down",
+            name(workload),
+            f"{seen}{': ' if said else ''}{'; '.join(said)}",
+            action=scale if wanted == 0 else look(place),
         )
     elif facts.slices is not None and not any(answers(each) for each in facts.slices):
         seen = f"{running} replicas are ready, and the Service has no endpoint: its selector or port"
-        report.find("webhook_down", service, seen, namespace=place)
+        report.find("webhook_down", service, seen, action=look(place))
     elif running > 1:
         _budget(report, facts, running)
 

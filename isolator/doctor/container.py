@@ -54,6 +54,11 @@ class Carried:
         return None
 
     @property
+    def shares(self) -> bool:
+        """Whether KAI gave the container a share, injected or not."""
+        return any(self.value(name) is not None for name in (names.ENV_MEMORY_LIMIT, names.ENV_GPU_PORTION))
+
+    @property
     def library(self) -> str:
         """Where the library should be."""
         return f"{self.mount}/{names.LIBRARY_FILE}"

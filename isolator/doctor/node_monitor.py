@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from isolator import names
+from isolator.doctor import tenants
 from isolator.doctor.report import Report
 from isolator.errors import UnavailableError
-from isolator.monitor import client, discovery, enforcement, grants
+from isolator.monitor import client, discovery, enforcement
 from isolator.monitor.document import Flags, Node
-from isolator.monitor.model import Cache, Container, PodView, Skip, State
+from isolator.monitor.model import Cache, Container, PodView, Skip
 
 
 def judge(report: Report, url: str, expected: bool, patience: float) -> Node | None:
@@ -28,7 +29,7 @@ def judge(report: Report, url: str, expected: bool, patience: float) -> Node | N
         report.find("nvml_down", url, "NVML does not answer it")
     _sources(report, url, found.node)
     for tenant in found.tenants:
-        _verdict(report, tenant.title, tenant.state, tenant.reason, tenant.flags)
+        tenants.verdict(report, tenant.title, tenant.state, tenant.uncapped, tenant.reason, tenant.flags)
     report.check("tenants")
     return found.node
 
@@ -52,17 +53,6 @@ _UNREADABLE = frozenset(Skip) - {
 }
 
 
-def _verdict(report: Report, subject: str, state: str, reason: str, flags: Flags) -> None:
-    if state == State.UNCAPPED or flags.bypass:
-        report.find("tenant_uncapped", subject, reason or "a process uses the GPU past the library")
-    if state in (State.REFUSED, State.UNREADABLE):
-        report.find("tenant_wrong", subject, f"{state}: {reason}")
-    if flags.mismatch:
-        report.find("tenant_wrong", subject, "its limit is above what KAI grants")
-    if flags.tampered:
-        report.find("tenant_wrong", subject, "somebody wrote into its cache file; the limit holds")
-
-
 def scan(report: Report, mount: Path) -> None:
     """Without a monitor: what the cache folders themselves tell. Raises OSError."""
     report.check("cache folders")
@@ -77,15 +67,13 @@ def scan(report: Report, mount: Path) -> None:
 def _alone(report: Report, subject: str, cache: Cache) -> None:
     container = Container("", "", cache.pod_uid, cache.container, injected=True, running=True)
     found = enforcement.judge(container, PodView("", ""), cache, None)
-    _verdict(report, subject, found.state, found.reason, Flags(tampered=found.tampered))
+    flags = Flags(tampered=found.tampered)
+    tenants.verdict(report, subject, found.state, found.uncapped, found.reason, flags)
 
 
 def label(report: Report, node: str, text: str | None) -> None:
     """Judges the node's memory label; `text` None: it has none."""
     report.check("memory label")
-    if text is None or text == "":
-        report.find("label_missing", node, f"no {names.NODE_LABEL_GPU_MEMORY}", node=node)
-    elif grants.card_mib(text) is None:
-        report.find("label_bytes", node, f"it says {text!r}, which is no number", node=node)
-    elif grants.in_bytes(text):
-        report.find("label_bytes", node, f"it says {text}: bytes, and MiB are meant", node=node)
+    found = tenants.label_fault(text)
+    if found:
+        report.find(found[0], node, found[1], node=node)

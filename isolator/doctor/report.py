@@ -137,4 +137,6 @@ class Report:
             yield f"{where}: nothing could be looked at"
         else:
             many = _count(len(self.faults), "fault")
-            yield f"{where}: {many} found: {_count(len(self.checks), 'check')} in {self.seconds:.2f} s"
+            blind = f", {len(self.unchecked)} could not be made" if self.unchecked else ""
+            checks = f"{_count(len(self.checks), 'check')}{blind}"
+            yield f"{where}: {many} found: {checks} in {self.seconds:.2f} s"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from isolator import names
 from isolator.doctor import NODE_VARIABLES, Scope, bounded, container
 from isolator.doctor.inside import Inside
 from isolator.doctor.report import Report
 from isolator.errors import UsageError
+
+DEFAULT_KUBECONFIG: Final = Path("~/.kube/config")
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,13 @@ def choose(options: Options) -> Scope | None:
     other = container.target()
     if other is not None:
         beside = _carried(other, options.mount)
-        if beside is None or beside.carries:  # not allowed to look: the report says so
+        if beside is None or beside.carries or beside.shares:  # not allowed to look: the report says so
             return Scope.POD
     if os.environ.get("KUBECONFIG"):
         return Scope.CLUSTER
-    return Scope.NODE if mount.is_dir() else None
+    if mount.is_dir():
+        return Scope.NODE
+    return Scope.CLUSTER if DEFAULT_KUBECONFIG.expanduser().is_file() else None
 
 
 def _carried(pid: int | None, mount: Path | None) -> container.Carried | None:
@@ -85,11 +90,13 @@ def examine(scope: Scope, options: Options) -> Report:
 
         return node.examine(options.mount, options.monitor, options.label, patience)
     if any(name.startswith(names.ENV_PREFIX_WEBHOOK) for name in os.environ):
-        raise UsageError("a pod of the webhook sees no node and no tenant: run `isolator doctor cluster`")
+        raise UsageError(
+            "a pod of the webhook sees no node and no tenant: run `isolator doctor cluster` elsewhere"
+        )
     report = Report("machine", os.uname().nodename)
     report.check("tenant, node or cluster configuration here")
     mount = options.mount or names.DEFAULT_VGPU_MOUNT
     report.find(
-        "not_installed", report.subject, f"no {mount}, no {names.LIBRARY_FILE} preloaded, no KUBECONFIG"
+        "not_installed", report.subject, f"no {mount}, no {names.LIBRARY_FILE} preloaded, no kubeconfig"
     )
     return report.done()

@@ -67,6 +67,7 @@ def _repeat(source: Source, console: Console, shown: Document, interval: float) 
         time.sleep(interval)
         shown = _next(source, shown)
         sys.stdout.write("\n")
+        sys.stdout.flush()  # here, where a reader that went away is an end like any other
 
 
 def _live(source: Source, console: Console, shown: Document, interval: float) -> None:

@@ -12,7 +12,7 @@ from doctorrun import Doctor, finding
 from harness import Cluster, wait_for
 from kai import Kai
 from product import Product, tenant, wait_running
-from test_doctor import labelled
+from test_doctor_nodes import labelled
 
 from isolator import names
 

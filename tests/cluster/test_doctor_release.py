@@ -15,7 +15,7 @@ from doctorrun import Doctor, finding
 from harness import Cluster, wait_for
 from kai import Kai
 from product import NAMESPACE, Product, webhook_away
-from test_doctor import labelled
+from test_doctor_nodes import labelled
 
 from isolator import names
 from isolator.webhook import certs

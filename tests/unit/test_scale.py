@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT))
 
-from scaling import fleet  # noqa: E402
-from scaling.curves import Curve, of_json, plot, table  # noqa: E402
+from bench.scaling import fleet  # noqa: E402
+from bench.scaling.curves import Curve, of_json, plot, table  # noqa: E402
 
 ROW = {"bytes": 1000.0, "kube-apiserver ms": 2.0, "etcd ms": 0.5}
 

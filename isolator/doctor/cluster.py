@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from isolator import kube, names
 from isolator.doctor import (
@@ -22,7 +23,15 @@ from isolator.errors import UsageError
 
 PATIENCE = 5.0
 """Seconds that a far API server has; a healthy one needs less than one."""
-_JUDGES = (cluster_webhook, cluster_probe, cluster_workloads, cluster_kai, cluster_nodes, cluster_pods)
+_JUDGES: Final = {
+    "webhook": cluster_webhook.judge,
+    "admission": cluster_probe.judge,
+    "workloads": cluster_workloads.judge,
+    "KAI": cluster_kai.judge,
+    "nodes": cluster_nodes.judge,
+    "sharing pods": cluster_pods.judge,
+    "the pod": cluster_pod.judge,
+}
 
 
 def examine(
@@ -70,8 +79,12 @@ def judge(report: Report, facts: Facts) -> None:
             f"no Deployment, DaemonSet or webhook of {names.RELEASE} is in this cluster",
         )
         return
-    for part in (*_JUDGES, cluster_pod):
-        part.judge(report, facts)
+    for what, part in _JUDGES.items():
+        try:
+            part(report, facts)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # One odd object must not hide what the others tell.
+            report.skip(what, f"an object of another form ({type(error).__name__})")
     _skew(report, facts)
 
 

@@ -118,6 +118,7 @@ def test_old_values_are_named(notes: Any) -> None:
         ("webhook.excludedNamespaces={kube-system}", "reservation pods must not be touched"),
         ("image.repository=projecthami/kai-resource-isolator", "needs an image built from this project"),
         ("monitor.serviceMonitor.enabled=true,monitor.podMonitor.enabled=true", "scraped twice"),
+        ("monitor.grafana.enabled=true", "monitor.grafana or monitor.prometheusRule is on without"),
         ("monitor.podMonitor.enabled=true", "on without monitor.enabled=true"),
         ("webhook.podDisruptionBudget.minAvailable=2", "minAvailable is 2 of 2 replicas: no node"),
         ("webhook.podDisruptionBudget.minAvailable=100%", "minAvailable is 100% of 2 replicas: no node"),

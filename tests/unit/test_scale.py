@@ -110,7 +110,8 @@ def test_the_document_says_what_the_file_says() -> None:
     assert fleet.text(made) in (ROOT / "docs" / "scale.md").read_text(), "run bench/scale.py --only model"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_quick_curves_are_measured(tmp_path: Path) -> None:
     """The quick mode measures each part: more containers cost more, no review fails, no point is empty."""
     target = tmp_path / "scale.json"

@@ -184,6 +184,13 @@ priorityClassName: {{ . | quote }}
 {{- if and .Values.tls.caBundle (not (contains "-----BEGIN CERTIFICATE-----" .Values.tls.caBundle)) -}}
 {{- fail "tls.caBundle must be PEM (-----BEGIN CERTIFICATE-----), not base64 of it" -}}
 {{- end -}}
+{{- $tls := .Values.tls -}}
+{{- if lt (include "isolator.seconds" $tls.builtin.caDuration | int64) (include "isolator.seconds" $tls.builtin.duration | int64) -}}
+{{- fail (printf "tls.builtin.caDuration (%s) is shorter than tls.builtin.duration (%s)" $tls.builtin.caDuration $tls.builtin.duration) -}}
+{{- end -}}
+{{- if le (include "isolator.seconds" $tls.certManager.duration | int64) (include "isolator.seconds" $tls.certManager.renewBefore | int64) -}}
+{{- fail (printf "tls.certManager.renewBefore (%s) must be shorter than tls.certManager.duration (%s)" $tls.certManager.renewBefore $tls.certManager.duration) -}}
+{{- end -}}
 {{- if and .Values.webhook.topologySpread.enabled (lt (int .Values.webhook.topologySpread.maxSkew) 1) -}}
 {{- fail "webhook.topologySpread.maxSkew must be 1 or more" -}}
 {{- end -}}

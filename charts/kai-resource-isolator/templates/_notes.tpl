@@ -46,6 +46,9 @@
 {{- if and (not .Values.monitor.enabled) (or .Values.monitor.serviceMonitor.enabled .Values.monitor.podMonitor.enabled) }}
 - monitor.serviceMonitor or monitor.podMonitor is on without monitor.enabled=true: there is nothing to scrape, and neither is rendered.
 {{- end }}
+{{- if and (not .Values.monitor.enabled) (or .Values.monitor.grafana.enabled .Values.monitor.prometheusRule.enabled) }}
+- monitor.grafana or monitor.prometheusRule is on without monitor.enabled=true: there is nothing to show, and neither is rendered.
+{{- end }}
 {{- $most := toString .Values.webhook.podDisruptionBudget.maxUnavailable -}}
 {{- $least := toString .Values.webhook.podDisruptionBudget.minAvailable -}}
 {{- $replicas := int .Values.webhook.replicaCount -}}

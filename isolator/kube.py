@@ -34,6 +34,8 @@ class ApiError(Exception):
 
 FAILURES: Final = (ApiError, urllib3.exceptions.HTTPError, OSError, ValueError)
 """What a call or a stream raises when the API server is away, refuses, or sends no JSON."""
+TIMEOUTS: Final = (urllib3.exceptions.TimeoutError, TimeoutError)
+"""Those of them that only waiting longer could have helped."""
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 _MOST_SAID: Final = 1 << 16
 _CONNECTIONS: Final = 64

@@ -41,7 +41,7 @@ def why(error: BaseException) -> str:
         if error.status == 403:
             return f"forbidden to this user: {error.said or error.reason}"
         return f"HTTP {error.status} {error.said or error.reason}"
-    return str(error) if error is LATE else kube.reason(error)
+    return str(LATE) if isinstance(error, kube.TIMEOUTS) else kube.reason(error)
 
 
 class Client:

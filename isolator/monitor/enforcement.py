@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Final
 
@@ -54,7 +55,8 @@ def _of_region(region: Region) -> tuple[State, Uncapped | None, str]:
             return State.UNCAPPED, Uncapped.NO_LIMIT, "HAMi-core recorded no limit"
         return (State.ENFORCED, None, "HAMi-core") if region.devices else (State.IDLE, None, "no device yet")
     if region.state == lib.VGPU_STATE_REFUSED:
-        return State.REFUSED, None, f"a start of CUDA was refused, errno {region.refuse_reason}"
+        reason = region.refuse_reason
+        return State.REFUSED, None, f"a start of CUDA was refused, errno {reason} ({os.strerror(reason)})"
     if region.state == lib.VGPU_STATE_ENFORCED:
         return State.ENFORCED, None, ""
     if region.state == lib.VGPU_STATE_UNSETTLED:

@@ -47,6 +47,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(made)
 
 
+@pytest.mark.timeout(400)  # the first static program waits for a C library that is built for it
 @pytest.mark.parametrize("name", SCENES)
 def test_the_doctor_names_what_is_wrong_with_a_container(
     name: str, open_folder: Path, libvgpu: Path, sim_env: SimEnv, table: dict[str, doctordoc.Row]

@@ -30,7 +30,7 @@ FIRST_RETRY: Final = 0.5
 """Seconds after the first failure; doubled up to INTERVAL."""
 SPREAD: Final = 10.0
 """Seconds until every API server has seen a change of caBundle, with room: they watch it."""
-RECENT: Final = dt.timedelta(minutes=1)
+RECENT: Final = dt.timedelta(hours=1)
 """Age of a CA up to which another replica may have put it into caBundle only just now."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import random
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from test_webhook_renewal import SHORT, Clock, Replica, stored, trusts
 from webhookkit import HOSTS, NOW, FakeApi, configuration, material, write_generation
 
-from isolator.webhook import certs, tls
+from isolator.webhook import certs, keeper, tls
 from isolator.webhook.bundle import BundleWriter, Change
 from isolator.webhook.keeper import SPREAD, Directory
 
@@ -120,6 +121,7 @@ def test_a_replica_that_starts_in_a_renewal_waits_too(monkeypatch: pytest.Monkey
     assert new.keeper.round() and not new.ready
     clock.at += SPREAD
     assert new.keeper.round() and new.ready
+    monkeypatch.setattr(keeper, "RECENT", dt.timedelta(seconds=30))
     clock.at += 60
     late = Replica(api, stored)
     assert late.keeper.round() and late.ready

@@ -95,7 +95,10 @@ def top(
         float | None, typer.Option(min=0.2, max=3600, help="Seconds between two looks. [default: 2]")
     ] = None,
     url: Annotated[str | None, typer.Option(help="URL of a monitor; this node's by default.")] = None,
-    mount: Annotated[Path | None, typer.Option(help="Read this folder instead of asking a monitor.")] = None,
+    mount: Annotated[
+        Path | None,
+        typer.Option(parser=Path, metavar="PATH", help="Read this folder instead of asking a monitor."),
+    ] = None,
 ) -> None:
     """Show what this node's tenants hold of their GPU memory, like nvidia-smi."""
     from isolator.top.run import run
@@ -108,7 +111,11 @@ def doctor(
     scope: Annotated[Scope, typer.Argument(help="pod, node or cluster; found out by default.")] = Scope.AUTO,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     pid: Annotated[int | None, typer.Option(min=1, help="pod: a process of the container.")] = None,
-    mount: Annotated[Path | None, typer.Option(help="pod, node: paths.containerVgpuMount.")] = None,
+    # A parser of its own: the usual one looks at the path, and that may hang.
+    mount: Annotated[
+        Path | None,
+        typer.Option(parser=Path, metavar="PATH", help="pod, node: paths.containerVgpuMount."),
+    ] = None,
     monitor: Annotated[str | None, typer.Option(help="node: URL of the node's monitor.")] = None,
     label: Annotated[str | None, typer.Option(help="node: text of label nvidia.com/gpu.memory.")] = None,
     kubeconfig: Annotated[Path | None, typer.Option(help="cluster: kubeconfig file.")] = None,

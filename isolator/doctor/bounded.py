@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from isolator.doctor.report import Report
 
+_T = TypeVar("_T")
 PATIENCE = 0.8
 """Seconds that all probes have together, unless told otherwise."""
 PART = 0.6
@@ -40,6 +42,13 @@ def run(report: Report, probes: Mapping[str, Callable[[Report], None]], patience
             report.skip(what, why)
         if name in failed:
             report.skip(name, failed[name])
+
+
+def ask(report: Report, what: str, question: Callable[[], _T], patience: float = PATIENCE) -> list[_T]:
+    """The one answer to a question that may hang; empty where there is none, and the report says why."""
+    answers: list[_T] = []
+    run(report, {what: lambda _: answers.append(question())}, patience)
+    return answers[:1]
 
 
 def _one(name: str, probe: Callable[[Report], None], part: Report, failed: dict[str, str]) -> None:

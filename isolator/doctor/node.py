@@ -50,7 +50,10 @@ def examine(
     expected = bool(monitor or os.environ.get(names.ENV_MONITOR_LISTEN))
     url = monitor or client.monitor_url()
     report = Report("node", named())
-    path = mount_of(mount)
+    found = bounded.ask(report, "mount", lambda: mount_of(mount), patience)
+    if not found:
+        return report.done()
+    path = found[0]
     probes = {
         "mount": partial(_files, path=path, patience=patience),
         "monitor": partial(_seen, path=path, patience=patience, url=url, expected=expected, text=label),

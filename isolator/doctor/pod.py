@@ -25,8 +25,12 @@ _KAIS = (names.ENV_MEMORY_LIMIT, names.ENV_GPU_PORTION, names.ENV_NUM_OF_GPUS)
 
 def examine(pid: int | None = None, mount: Path | None = None, patience: float = bounded.PATIENCE) -> Report:
     """Looks at the container of process `pid` for `patience` seconds; None: found out."""
-    inside = Inside(_own_or_beside(mount) if pid is None else pid)
-    report = Report("pod", inside.name)
+    report = Report("pod", "")
+    found = bounded.ask(report, "container", lambda: pid or _own_or_beside(mount), patience)
+    if not found:
+        return report.done()
+    inside = Inside(found[0])
+    report.subject = inside.name
     if not _has_ended(inside):
         bounded.run(report, {"container": lambda part: _all(part, inside, mount, patience)}, patience)
     if not report.findings and _has_ended(inside):

@@ -72,7 +72,14 @@ def _carried(pid: int | None, mount: Path | None) -> container.Carried | None:
 
 def examine(scope: Scope, options: Options) -> Report:
     """Looks. Raises UsageError for options of another scope, UnavailableError where nothing answers."""
-    chosen = choose(options) if scope is Scope.AUTO else scope
+    patience = options.patience or bounded.PATIENCE
+    chosen: Scope | None = scope
+    if scope is Scope.AUTO:
+        unknown = Report("machine", os.uname().nodename)
+        found = bounded.ask(unknown, "what there is to look at", lambda: choose(options), patience)
+        if not found:
+            return unknown.done()
+        chosen = found[0]
     if chosen is Scope.CLUSTER:
         from isolator.doctor import cluster  # the API client is dear to import
 
@@ -80,7 +87,6 @@ def examine(scope: Scope, options: Options) -> Report:
         return cluster.examine(options.kubeconfig, options.context, options.namespace, options.pod, seconds)
     if options.kubeconfig or options.context or options.namespace or options.pod:
         raise UsageError("--kubeconfig, --context, --namespace and --pod go with `doctor cluster`")
-    patience = options.patience or bounded.PATIENCE
     if chosen is Scope.POD:
         from isolator.doctor import pod
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,6 +67,36 @@ def test_a_report_that_nobody_can_read_is_no_health(place: Node, text: str) -> N
     report = node.examine(place.mount, patience=20)
     assert "libsync_absent" in _ids(report)
     assert "library" in report.checks and not any(what == "mount" for what, _ in report.unchecked)
+
+
+HANGING = """
+import os, sys, time
+mount = sys.argv[1]
+def hangs(real):
+    def late(path, *words, **more):
+        if mount in str(path):
+            time.sleep(60)
+        return real(path, *words, **more)
+    return late
+os.stat, os.lstat, os.open = map(hangs, (os.stat, os.lstat, os.open))
+from isolator import names
+names.DEFAULT_VGPU_MOUNT, names.PRELOAD_FILE = mount, mount + "/preload"
+from isolator.cli import main
+main(["doctor", *sys.argv[2:], "--patience", "0.5"])
+"""
+
+
+@pytest.mark.parametrize("words", [("auto",), ("pod",), ("node",), ("node", "--mount", "M")])
+def test_a_file_system_that_hangs_is_said_in_time(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Already where it finds out what to look at; and nothing that was looked at is no health."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ISOLATOR_", "KUBE"))}
+    asked = [str(tmp_path) if word == "M" else word for word in words]
+    command = [sys.executable, "-c", HANGING, str(tmp_path), *asked]
+    began = time.monotonic()
+    done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=50)
+    assert time.monotonic() - began < 15
+    assert done.returncode == 1, done
+    assert "no answer within 0.5 s: a file system or the driver hangs" in done.stdout
 
 
 @pytest.fixture

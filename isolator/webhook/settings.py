@@ -14,7 +14,7 @@ from isolator.webhook import certs
 from isolator.webhook.rule import SANDBOX_CLASSES, Rule
 
 PREFIX: Final = names.ENV_PREFIX_WEBHOOK
-SHORTEST: Final = 60
+SHORTEST: Final = 120
 """Seconds that a certificate lives at least: keeper and API server need some of them."""
 DEFAULT_SECRET: Final = f"{names.RELEASE}-webhook-tls"
 DEFAULT_SERVICE: Final = f"{names.RELEASE}-webhook"

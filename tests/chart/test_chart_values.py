@@ -260,6 +260,7 @@ def test_schema_is_closed_everywhere() -> None:
             "monitor.enabled=true,monitor.prometheusRule.enabled=true,monitor.prometheusRule.disabled={GPUMemoryNearLimt}",
             "GPUMemoryNearLimt is no alert",
         ),
+        ("tls.builtin.duration=1m", "must be 2m or more"),
         ("tls.builtin.caDuration=1h", "is shorter than tls.builtin.duration"),
         ("tls.certManager.renewBefore=9000h", "must be shorter than tls.certManager.duration"),
         ("tls.existingSecret=x,tls.caBundle=QUJD", "PEM"),

@@ -188,6 +188,9 @@ priorityClassName: {{ . | quote }}
 {{- if lt (include "isolator.seconds" $tls.builtin.caDuration | int64) (include "isolator.seconds" $tls.builtin.duration | int64) -}}
 {{- fail (printf "tls.builtin.caDuration (%s) is shorter than tls.builtin.duration (%s)" $tls.builtin.caDuration $tls.builtin.duration) -}}
 {{- end -}}
+{{- if lt (include "isolator.seconds" $tls.builtin.duration | int64) 120 -}}
+{{- fail (printf "tls.builtin.duration (%s) must be 2m or more" $tls.builtin.duration) -}}
+{{- end -}}
 {{- if le (include "isolator.seconds" $tls.certManager.duration | int64) (include "isolator.seconds" $tls.certManager.renewBefore | int64) -}}
 {{- fail (printf "tls.certManager.renewBefore (%s) must be shorter than tls.certManager.duration (%s)" $tls.certManager.renewBefore $tls.certManager.duration) -}}
 {{- end -}}

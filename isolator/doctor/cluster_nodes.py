@@ -68,10 +68,12 @@ def _covered(report: Report, facts: Facts, nodes: list[Json]) -> None:
 
 
 def _settled(workload: Json) -> bool:
-    """Whether its controller has made the pods that it wants: else why not is said elsewhere."""
+    """Whether its controller has made the pods that it wants: why not is said elsewhere, and in a roll-out a
+    node is without one for a moment."""
     status = at(workload, "status") or {}
-    seen = status.get("observedGeneration") == at(workload, "metadata", "generation")
-    return seen and (status.get("currentNumberScheduled") or 0) >= (status.get("desiredNumberScheduled") or 0)
+    wanted = status.get("desiredNumberScheduled") or 0
+    made = [status.get(key) or 0 for key in ("currentNumberScheduled", "updatedNumberScheduled")]
+    return status.get("observedGeneration") == at(workload, "metadata", "generation") and min(made) >= wanted
 
 
 def _bound_for(pod: Json) -> Any:

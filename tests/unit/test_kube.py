@@ -13,6 +13,7 @@ from kubernetes.config import incluster_config
 from monitor_apiserver import NODE, ApiServer
 
 from isolator import kube
+from isolator.errors import UnavailableError
 
 NODE_PATH = f"/api/v1/nodes/{NODE}"
 
@@ -100,3 +101,37 @@ def test_answer_that_is_no_json_is_a_known_failure(api: ApiServer, monkeypatch: 
 
     with pytest.raises(kube.FAILURES):
         kube.Api(api.configuration()).ask(NODE_PATH)
+
+
+def test_an_administrators_kubeconfig_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that is named, else $KUBECONFIG, else the pod's own; a context chooses among its servers."""
+
+    def file(name: str) -> Path:
+        found = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": c, "cluster": {"server": f"http://{name}-{c}"}} for c in "ab"],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": c, "context": {"cluster": c, "user": "u"}} for c in "ab"],
+            "current-context": "a",
+        }
+        path = tmp_path / name
+        path.write_text(json.dumps(found))
+        return path
+
+    monkeypatch.setenv("KUBECONFIG", str(file("environment")))
+    assert kube.chosen().host == "http://environment-a"
+    assert kube.chosen(context="b").host == "http://environment-b"
+    assert kube.chosen(file("named")).host == "http://named-a"
+    for wrong in ({"context": "c"}, {"kubeconfig": tmp_path / "missing"}):
+        with pytest.raises(UnavailableError, match="--kubeconfig or KUBECONFIG") as raised:
+            kube.chosen(**wrong)  # type: ignore[arg-type]
+        assert "\n" not in str(raised.value)
+
+
+def test_a_refusal_carries_the_servers_words_for_people_alone(api: ApiServer) -> None:
+    """A Status's message is kept beside the line that logs have, which is without it."""
+    api.fail = 403
+    with pytest.raises(kube.ApiError) as raised:
+        kube.Api(api.configuration()).ask(NODE_PATH)
+    assert raised.value.said and raised.value.said not in kube.reason(raised.value)

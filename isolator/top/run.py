@@ -85,6 +85,8 @@ def run(once: bool, json: bool, interval: float | None, url: str | None, mount: 
 
     Raises NothingReachableError and UsageError with one line.
     """
+    if sys.stdout.isatty():  # also where a shell's background job, which ignores it, was brought to the front
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     source = Source(url, mount)
     with contextlib.suppress(KeyboardInterrupt), output.printing():
         shown = source.read()

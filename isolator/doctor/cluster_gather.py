@@ -24,6 +24,7 @@ from isolator.doctor.cluster_facts import (
     statuses,
     variable,
 )
+from isolator.monitor.events import Reason
 
 _ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
 _APPS: Final = "/apis/apps/v1"
@@ -33,12 +34,6 @@ _MOST_MONITORS: Final = 32
 _MOST_ASKED: Final = 12
 """Pods of ours, or stuck ones, that are asked about singly."""
 _LOG_BYTES: Final = 64 << 10
-_QUOTA_EVENTS: Final = (
-    "GPUMemoryRefused",
-    "GPUMemoryUncapped",
-    "GPUMemoryLimitMismatch",
-    "GPUMemoryTampered",
-)
 
 
 class Gather:
@@ -125,11 +120,11 @@ class Gather:
             "reservations": self._list(
                 "reservations", f"/api/v1/namespaces/{names.RESERVATION_NAMESPACE}/pods", **many
             ),
-            "refusals": self._events("refusals", reason="FailedCreate"),
+            "refusals": self._events(reason="FailedCreate"),
             "kubectl": read.kubectl,
         }
 
-    def _events(self, what: str, namespace: str = "", **fields: str) -> Call:
+    def _events(self, namespace: str = "", **fields: str) -> Call:
         path = f"/api/v1/namespaces/{namespace}/events" if namespace else "/api/v1/events"
         chosen = ",".join(f"{field}={value}" for field, value in fields.items())
         return lambda: self._client.items(path, fieldSelector=chosen, limit=str(_MOST_EVENTS))[0]
@@ -141,7 +136,7 @@ class Gather:
         calls = {"pods": self._pods(), "quota_events": self._quota_events()}
         place, service = facts.namespace, facts.service
         if place:
-            calls["events"] = self._events("events", place, type="Warning")
+            calls["events"] = self._events(place, type="Warning")
             calls["budgets"] = self._list(
                 "budgets", f"/apis/policy/v1/namespaces/{place}/poddisruptionbudgets"
             )
@@ -190,7 +185,7 @@ class Gather:
         if self.facts.asked:
             fields = {"involvedObject.name": self.facts.asked[1]}
         place = self.facts.asked[0] if self.facts.asked else ""
-        each = [self._events("quota_events", place, reason=reason, **fields) for reason in _QUOTA_EVENTS]
+        each = [self._events(place, reason=reason, **fields) for reason in Reason]
         return lambda: [event for call in each for event in call()]
 
     def _files(self, place: str) -> dict[str, Call]:
@@ -260,7 +255,7 @@ class Gather:
         for pod in stuck[:_MOST_ASKED]:
             place, uid = str(at(pod, "metadata", "namespace")), str(at(pod, "metadata", "uid"))
             fields = {"involvedObject.uid": uid, "type": "Warning"}
-            calls[f"pod_events {uid}"] = self._events("pod_events", place, **fields)
+            calls[f"pod_events {uid}"] = self._events(place, **fields)
         if facts.asked and facts.pods:
             calls.update(self._deep(facts.pods[0], facts.asked[0]))
         return calls

@@ -23,6 +23,7 @@ from isolator.doctor.cluster_groups import Groups
 from isolator.doctor.cluster_kai import recent
 from isolator.doctor.report import Report
 from isolator.monitor import pods as monitored
+from isolator.monitor.events import Reason
 from isolator.monitor.model import PodView
 
 _MEMORY: Final = re.compile(r"enough resources: GPU memory|insufficient GPU memory", re.IGNORECASE)
@@ -35,11 +36,11 @@ _DRIVER: Final = re.compile(r"unsatisfied condition: cuda[^\s,\"]*|CUDA driver v
 _HANDLER: Final = re.compile(r'no runtime for "([^"]+)" is configured')
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 _EVENT_LIFE: Final = timedelta(hours=1)
-_OF_EVENT: Final = {
-    "GPUMemoryRefused": "cuda_refused",
-    "GPUMemoryUncapped": "tenant_uncapped",
-    "GPUMemoryLimitMismatch": "tenant_wrong",
-    "GPUMemoryTampered": "tenant_wrong",
+_OF_EVENT: Final[dict[str, str]] = {
+    Reason.REFUSED: "cuda_refused",
+    Reason.UNCAPPED: "tenant_uncapped",
+    Reason.MISMATCH: "tenant_wrong",
+    Reason.TAMPERED: "tenant_wrong",
 }
 
 

@@ -97,6 +97,16 @@ class Prometheus:
         ]
 
 
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends a process of a test's, by force where asking is not enough."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+
+
 @contextmanager
 def serve(cluster: Cluster, jobs: Sequence[Job], folder: Path) -> Iterator[Prometheus]:
     """A Prometheus with these jobs, each with the targets that the cluster has now."""
@@ -145,9 +155,4 @@ def start(
         wait_for(up, 60, "Prometheus to answer", every=0.3)
         yield server
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+        end(process)

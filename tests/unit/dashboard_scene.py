@@ -22,7 +22,7 @@ from harness import wait_for
 from isolator._core import lib
 from monitor_apiserver import NODE, ApiServer
 from monitor_process import Monitor
-from prometheus_server import Prometheus, start
+from prometheus_server import Prometheus, end, start
 from region_files import EXT, MIB, RegionFile, Slot, Spec
 
 from isolator import names
@@ -73,7 +73,7 @@ def scene(folder: Path, sim: Path) -> Iterator[Scene]:
         api = stack.enter_context(ApiServer())
         more = {"ISOLATOR_MONITOR_LEGACY_METRICS": "true", "ISOLATOR_MONITOR_HOST_PID": "true"}
         monitor = Monitor(api, folder, device | more)
-        stack.callback(_end, monitor.process)
+        stack.callback(end, monitor.process)
         text = monitor.until("hami_gpu_memory_limit_bytes{")
         uuid = text.split("hami_gpu_memory_limit_bytes{")[1].split('device_uuid="')[1].split('"')[0]
         regions = _tenants(api, monitor.mount, uuid, stack)
@@ -98,15 +98,6 @@ def _job(name: str, target: str, scheme: str) -> dict[str, Any]:
     }
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(10)
-
-
 @contextmanager
 def _holder(device: dict[str, str]) -> Iterator[None]:
     """A program of the node that holds 12 GiB and is nobody's tenant."""
@@ -123,7 +114,7 @@ def _holder(device: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         process.stdin.close()
-        _end(process)
+        end(process)
         process.stdout.close()
 
 
@@ -183,7 +174,7 @@ def _webhook(folder: Path) -> Iterator[str]:
     finally:
         stop.set()
         sender.join(30)
-        _end(process)
+        end(process)
 
 
 def _send(url: str, stop: threading.Event) -> None:

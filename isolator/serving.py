@@ -106,19 +106,23 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """One tick a second in place of ten, which were more than half of what an idle server did."""
 
-    _wake: Callable[[], object] | None = None
+    wake: Callable[[], object] = staticmethod(lambda: None)
+    """Ends the present pause, from a signal handler as well."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        if self._wake is not None:
-            self._wake()
+        self.wake()
+
+    def pause(self) -> float:
+        """Seconds until the next look, unless something wakes the server before."""
+        return TICK
 
     async def main_loop(self) -> None:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        self._wake = lambda: loop.call_soon_threadsafe(woken.set)
+        self.wake = lambda: loop.call_soon_threadsafe(woken.set)
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(woken.wait(), TICK)
+                await asyncio.wait_for(woken.wait(), self.pause())
             woken.clear()
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import datetime as dt
 import gc
 import logging
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-import uvicorn
 from fastapi import FastAPI
 
 from isolator import logs, names, serving
@@ -31,14 +27,12 @@ from isolator.webhook.tls import ReloadingContext
 
 log = logging.getLogger(__name__)
 
-TICK: Final = 1.0
-"""Seconds between looks at the clock, for the Date header and the end of the drain."""
 GRACE_SECONDS: Final = 15
 """What requests in flight get after the drain."""
 
 
-class Server(uvicorn.Server):
-    """uvicorn, which first drains: not ready, still serving, then the end of what is in flight."""
+class Server(serving.Server):
+    """A server that first drains: not ready, still serving, then the end of what is in flight."""
 
     def __init__(self, app: FastAPI, context: ReloadingContext, health: Health, drain: float) -> None:
         config = serving.config(app, timeout_graceful_shutdown=GRACE_SECONDS)
@@ -47,31 +41,25 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._health, self._drain = health, drain
         self._exit_at: float | None = None
-        self._wake: Callable[[], object] = lambda: None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal starts the drain, a second one ends it."""
         if self._exit_at is not None:
             self.should_exit = True
             self.force_exit = self.force_exit or sig == signal.SIGINT
-            self._wake()
+            self.wake()
             return
         self._exit_at = time.monotonic() + self._drain
         self._health.draining = True
-        self._wake()
+        self.wake()
 
-    async def main_loop(self) -> None:
-        """One tick a second in place of ten, which would be most of what an idle webhook does."""
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        self._wake = lambda: loop.call_soon_threadsafe(woken.set)
-        while not await self.on_tick(0):
-            left = TICK if self._exit_at is None else min(TICK, self._exit_at - time.monotonic())
-            if left <= 0:
-                self.should_exit = True
-                continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(woken.wait(), left)
-            woken.clear()
+    def pause(self) -> float:
+        """To the end of the drain, where one runs; that ends the server."""
+        if self._exit_at is None:
+            return super().pause()
+        left = self._exit_at - time.monotonic()
+        self.should_exit = self.should_exit or left <= 0
+        return max(0.0, min(super().pause(), left))
 
 
 def _placeholder() -> ReloadingContext:
